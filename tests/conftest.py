@@ -1,0 +1,20 @@
+"""Strict switches for every test: shape annotations are enforced and implicit rank promotion raises."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from jaxtyping import install_import_hook
+
+# Must come before the first import of the package: it wraps functions as their modules load.
+install_import_hook("jaxformer", "beartype.beartype")
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def rng() -> jax.Array:
+    return jax.random.key(0)
