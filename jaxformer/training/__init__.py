@@ -1,0 +1,1 @@
+"""Training: objectives, schedules, optimizers, the train step, meshes, checkpoints and the loop."""

@@ -1,0 +1,157 @@
+"""Optimizers by name, with weight decay selected by parameter path.
+
+Conventions: gradients are clipped by their global norm first, over the whole step. Weight decay is decoupled and, as
+in optax, multiplied by the learning rate of the step: ``params -= rate * (direction + weight_decay * params)``. The
+rate comes from the train state's step, passed to ``update`` as ``step``, and not from a counter of the optimizer's
+own: the rate reported for a step is the one used in it, also after a skipped step or a resume.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxformer.training.schedules import Schedule
+
+NO_DECAY = (r"(^|/)(bias|scale|embedding)$",)
+"""Parameters that weight decay leaves alone: biases, norm scales, and tables of embeddings and positions."""
+
+
+class DecayReport(NamedTuple):
+    """Which parameters weight decay touches.
+
+    Attributes:
+        decayed: path of each decayed parameter, with its shape.
+        excluded: path of each parameter left alone, with its shape.
+    """
+
+    decayed: dict[str, tuple[int, ...]]
+    excluded: dict[str, tuple[int, ...]]
+
+    def summary(self) -> str:
+        """Returns a text of one line for the decayed and one for the excluded parameters."""
+        return "\n".join(
+            f"{title} ({sum(map(_size, shapes.values())):,} parameters): {', '.join(shapes) or 'none'}"
+            for title, shapes in (("weight decay", self.decayed), ("no weight decay", self.excluded))
+        )
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def parameter_path(path: tuple[Any, ...]) -> str:
+    """Returns a tree path as text: keys joined by ``/``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def decay_report(params: Any, no_decay: Sequence[str] = NO_DECAY) -> DecayReport:
+    """Sorts parameters into decayed and excluded ones by their paths, so stacking over layers changes nothing.
+
+    Args:
+        params: tree of arrays or of their shapes.
+        no_decay: regular expressions; a parameter whose path one of them finds is excluded.
+
+    Returns:
+        The report; its order is the tree's.
+
+    Raises:
+        ValueError: a pattern finds no parameter; the message lists the paths.
+    """
+    leaves = {parameter_path(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    for pattern in no_decay:
+        if not any(re.search(pattern, path) for path in leaves):
+            raise ValueError(f"no_decay pattern {pattern!r} matches no parameter; there are: {', '.join(leaves)}")
+    excluded = {path for path in leaves if any(re.search(pattern, path) for pattern in no_decay)}
+    return DecayReport(
+        decayed={path: shape for path, shape in leaves.items() if path not in excluded},
+        excluded={path: shape for path, shape in leaves.items() if path in excluded},
+    )
+
+
+def scale_by_rate(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:
+    """Multiplies updates by minus the learning rate of ``step``, an extra argument of ``update`` (int scalar)."""
+
+    def update(updates, state, params=None, *, step, **extra):
+        del params, extra
+        rate = learning_rate(step) if callable(learning_rate) else jnp.asarray(learning_rate, jnp.float32)
+        return jax.tree.map(lambda leaf: -rate.astype(leaf.dtype) * leaf, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def adamw(
+    *, b1: float, b2: float, epsilon: float, weight_decay: float, decay_mask: Any
+) -> list[optax.GradientTransformation]:
+    """Adam's direction with decoupled decay: m / (sqrt(v) + epsilon) + weight_decay * params, moments bias-corrected.
+
+    Kingma and Ba 2015, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980, algorithm 1; Loshchilov and
+    Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.05101, algorithm 2 (whose schedule multiplier is
+    the learning rate here).
+    """
+    links = [optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon)]
+    if weight_decay:
+        links.append(optax.add_decayed_weights(weight_decay, mask=decay_mask))
+    return links
+
+
+OPTIMIZERS: dict[str, Callable[..., list[optax.GradientTransformation]]] = {"adamw": adamw}
+
+
+def make_optimizer(
+    name: str = "adamw",
+    *,
+    learning_rate: float | Schedule,
+    params: Any,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.1,
+    no_decay: Sequence[str] = NO_DECAY,
+    clip_norm: float | None = 1.0,
+) -> tuple[optax.GradientTransformationExtraArgs, DecayReport]:
+    """Builds the optimizer called ``name``.
+
+    Args:
+        name: a key of ``OPTIMIZERS``.
+        learning_rate: rate of a step: a number, or a schedule of the step.
+        params: tree of the parameters or of their shapes, for the decay mask.
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        epsilon: added to the square root of the second moment.
+        weight_decay: decay per step, in units of the learning rate.
+        no_decay: regular expressions on parameter paths that decay leaves alone.
+        clip_norm: highest global norm of the gradients; None = no clipping.
+
+    Returns:
+        The optax transformation, whose ``update`` takes ``step`` besides, and the report of what decays.
+
+    Raises:
+        ValueError: unknown name, a value out of range, or a pattern that matches nothing.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer name is {name!r}, must be one of {sorted(OPTIMIZERS)}")
+    _check_ranges(b1=b1, b2=b2, epsilon=epsilon, weight_decay=weight_decay, clip_norm=clip_norm)
+    report = decay_report(params, no_decay)
+    mask = jax.tree_util.tree_map_with_path(lambda path, _: parameter_path(path) in report.decayed, params)
+    links = OPTIMIZERS[name](b1=b1, b2=b2, epsilon=epsilon, weight_decay=weight_decay, decay_mask=mask)
+    if clip_norm is not None:
+        links.insert(0, optax.clip_by_global_norm(clip_norm))
+    return optax.chain(*links, scale_by_rate(learning_rate)), report
+
+
+def _check_ranges(*, clip_norm: float | None, **values: float) -> None:
+    for name in ("b1", "b2"):
+        if not 0.0 <= values[name] < 1.0:
+            raise ValueError(f"{name} is {values[name]}, must be in [0, 1)")
+    for name in ("epsilon", "weight_decay"):
+        if values[name] < 0.0:
+            raise ValueError(f"{name} is {values[name]}, must be at least 0")
+    if clip_norm is not None and clip_norm <= 0.0:
+        raise ValueError(f"clip_norm is {clip_norm}, must be above 0, or None for no clipping")

@@ -1,0 +1,90 @@
+"""The train state: everything that a run carries from one step to the next, as one pytree of arrays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int, UInt32
+
+from jaxformer.training.objectives import model_inputs
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What a checkpoint holds of the model's side of a run.
+
+    Attributes:
+        step: int32 scalar: updates done so far, which is the number of the step to come.
+        params: the parameters.
+        opt_state: the optimizer's state.
+        model_state: the model's variables that are not parameters, by collection; often empty.
+        rng_data: uint32 data of the PRNG key behind every random draw in training. It never changes: a step folds its
+            number into it.
+    """
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+    model_state: dict[str, Any]
+    rng_data: UInt32[Array, "..."]
+
+
+def init_state(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    example_batch: Mapping[str, Any],
+    shardings: Any = None,
+) -> TrainState:
+    """Draws the state of step 0; its values depend on the seed alone, not on the devices.
+
+    Args:
+        model: the Linen module.
+        optimizer: the optax transformation.
+        seed: non-negative integer behind parameters and training randomness.
+        example_batch: arrays or their shapes, for the names and dtypes of the model's inputs.
+        shardings: tree of shardings like the state; None = the default device.
+
+    Returns:
+        The state, made in place on its devices.
+    """
+    create = jax.jit(_state_maker(model, optimizer, example_batch), out_shardings=shardings)
+    return create(jnp.asarray(seed, jnp.uint32))
+
+
+def abstract_state(
+    model: nn.Module, optimizer: optax.GradientTransformation, example_batch: Mapping[str, Any]
+) -> TrainState:
+    """Returns the state's tree of shapes and dtypes (``jax.ShapeDtypeStruct``), computing nothing."""
+    return jax.eval_shape(_state_maker(model, optimizer, example_batch), jnp.asarray(0, jnp.uint32))
+
+
+def abstract_params(model: nn.Module, example_batch: Mapping[str, Any]) -> Any:
+    """Returns the parameters' tree of shapes and dtypes, which an optimizer's decay mask is made from."""
+    return jax.eval_shape(lambda: _init_variables(model, jax.random.key(0), example_batch))["params"]
+
+
+def _state_maker(model, optimizer, example_batch):
+    def create(seed):
+        params_rng, training_rng = jax.random.split(jax.random.key(seed))
+        variables = dict(_init_variables(model, params_rng, example_batch))
+        params = variables.pop("params")
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            model_state=variables,
+            rng_data=jax.random.key_data(training_rng),
+        )
+
+    return create
+
+
+def _init_variables(model: nn.Module, rng: jax.Array, example_batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    # One row suffices: no parameter's shape depends on the batch size.
+    row = {name: jnp.zeros((1, *value.shape[1:]), value.dtype) for name, value in model_inputs(example_batch).items()}
+    return model.init({"params": rng}, **row, deterministic=True)
