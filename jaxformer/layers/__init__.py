@@ -1,0 +1,29 @@
+"""Flax Linen modules: parameters and wiring; the formulas live in ``functional`` and ``attention``."""
+
+from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
+from jaxformer.layers.embeddings import (
+    LearnedPositionEmbedding,
+    RelativePositionBias,
+    SinusoidalPositionEmbedding,
+    TokenEmbedding,
+)
+from jaxformer.layers.feed_forward import ACTIVATIONS, FeedForward
+from jaxformer.layers.norms import LayerNorm, RMSNorm
+from jaxformer.layers.projection import Projection, project
+
+__all__ = [
+    "ACTIVATIONS",
+    "AttentionOutput",
+    "FeedForward",
+    "LayerNorm",
+    "LearnedPositionEmbedding",
+    "MultiHeadAttention",
+    "Projection",
+    "RMSNorm",
+    "RelativePositionBias",
+    "SinusoidalPositionEmbedding",
+    "TokenEmbedding",
+    "check_heads",
+    "project",
+    "project_memory",
+]

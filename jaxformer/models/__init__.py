@@ -1,0 +1,28 @@
+"""Models: one Transformer stack driven by one frozen config, and presets of it by name."""
+
+from collections.abc import Callable
+
+from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
+from jaxformer.models.config import TransformerConfig
+from jaxformer.models.gpt import GPT_SIZES, gpt
+from jaxformer.models.stack import Stack, stack_layers, unstack_layers
+from jaxformer.models.transformer import DecoderCache, Transformer, TransformerOutput
+
+# The names a config may give as ``model.name``.
+MODELS: dict[str, Callable[..., Transformer]] = {"gpt": gpt}
+
+__all__ = [
+    "GPT_SIZES",
+    "MODELS",
+    "BlockAux",
+    "BlockInputs",
+    "DecoderCache",
+    "Stack",
+    "Transformer",
+    "TransformerBlock",
+    "TransformerConfig",
+    "TransformerOutput",
+    "gpt",
+    "stack_layers",
+    "unstack_layers",
+]

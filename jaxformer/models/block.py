@@ -1,0 +1,196 @@
+"""One Transformer block: self-attention, optional cross-attention and feed-forward around residual additions."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer.attention import ATTENTION
+from jaxformer.layers import FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
+from jaxformer.models.config import TransformerConfig
+
+
+class BlockInputs(NamedTuple):
+    """What every block of a stack reads beside the residual stream; any field may be None.
+
+    Attributes:
+      positions: int [B, T].
+      segments: int [B, T]; tokens see their own segment only.
+      key_mask: bool [B, T], True = the token exists.
+      bias: array broadcastable to [B, N, T, T], or a position bias.
+      memory: the encoder's output [B, S, embed_dim].
+      memory_mask: bool [B, S].
+      memory_segments: int [B, S].
+    """
+
+    positions: Array | None = None
+    segments: Array | None = None
+    key_mask: Array | None = None
+    bias: Any = None
+    memory: Array | None = None
+    memory_mask: Array | None = None
+    memory_segments: Array | None = None
+
+
+class BlockAux(NamedTuple):
+    """What a block or a stack returns beside the residual stream.
+
+    Attributes:
+      losses: auxiliary losses by name; a stack gives each a leading layer axis.
+      state: what is neither parameter nor cache (centroids, running averages), by name.
+      cache: the updated cache, or None.
+      weights: attention weights by sub-layer name, when asked for; a stack gives each a leading layer axis.
+    """
+
+    losses: dict[str, Array] = {}
+    state: dict[str, Array] = {}
+    cache: Any = None
+    weights: dict[str, Array] = {}
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feed-forward sub-layers, each ``x + sublayer(norm(x))`` (pre) or ``norm(x + sublayer(x))`` (post).
+
+    Vaswani et al. 2017, arXiv:1706.03762, section 3.1 (post-norm); pre-norm: Xiong et al. 2020, arXiv:2002.04745.
+
+    Args:
+      config: the model's configuration.
+      causal: self-attention sees the past only.
+      cross: there is a cross-attention sub-layer.
+      residual_additions: residual additions of the whole stack, for the scaled initialisation.
+    """
+
+    config: TransformerConfig
+    causal: bool
+    cross: bool = False
+    residual_additions: int = 2
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        inputs: BlockInputs,
+        *,
+        cache: Any = None,
+        layer: Any = None,
+        memory: tuple[Array, Array] | None = None,
+        deterministic: bool = True,
+        return_weights: bool = False,
+    ) -> tuple[Array, BlockAux]:
+        """Apply the block.
+
+        Args:
+          x: residual stream [B, T, embed_dim].
+          inputs: positions, masks, bias and memory.
+          cache: self-attention cache stacked over depth.
+          layer: index of this block in it.
+          memory: cross-attention keys and values projected before, in place of ``inputs.memory``.
+          deterministic: switches dropout off.
+          return_weights: also return attention weights.
+
+        Returns:
+          The residual stream [B, T, embed_dim] and a ``BlockAux``.
+        """
+        weights = {}
+
+        def self_attention(hidden: Array) -> Array:
+            nonlocal cache
+            out = self._attention("attention")(
+                hidden,
+                causal=self.causal,
+                key_mask=inputs.key_mask,
+                query_positions=inputs.positions,
+                query_segments=inputs.segments,
+                bias=inputs.bias,
+                cache=cache,
+                layer=layer,
+                deterministic=deterministic,
+                return_weights=return_weights,
+            )
+            cache = out.cache
+            if return_weights:
+                weights["attention"] = out.weights
+            return out.output
+
+        def cross_attention(hidden: Array) -> Array:
+            out = self._attention("cross_attention", rotary=False)(
+                hidden,
+                inputs.memory if memory is None else memory,
+                key_mask=inputs.memory_mask,
+                query_segments=None if inputs.memory_segments is None else inputs.segments,
+                key_segments=inputs.memory_segments,
+                deterministic=deterministic,
+                return_weights=return_weights,
+            )
+            if return_weights:
+                weights["cross_attention"] = out.weights
+            return out.output
+
+        x = self._residual("attention", self_attention, x, deterministic)
+        if self.cross:
+            x = self._residual("cross_attention", cross_attention, x, deterministic)
+        feed_forward = self._feed_forward()
+        x = self._residual("mlp", lambda hidden: feed_forward(hidden, deterministic=deterministic), x, deterministic)
+        return x, BlockAux(cache=cache, weights=weights)
+
+    def _residual(self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool) -> Array:
+        """One sub-layer with its norm, dropout and residual addition."""
+        norm = make_norm(self.config, f"{name}_norm")
+        dropout = nn.Dropout(self.config.dropout_rate, name=f"{name}_dropout")
+        if self.config.norm_placement == "pre":
+            return x + dropout(sublayer(norm(x)), deterministic=deterministic)
+        return norm(x + dropout(sublayer(x), deterministic=deterministic))
+
+    def _attention(self, name: str, rotary: bool = True) -> MultiHeadAttention:
+        config = self.config
+        return MultiHeadAttention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            attention=ATTENTION[config.attention],
+            attention_args=config.attention_args,
+            scale=config.attention_scale,
+            rotary_base=config.rotary_base if rotary and config.positions == "rotary" else None,
+            dropout_rate=config.attention_dropout_rate,
+            use_bias=config.use_bias,
+            dtype=config.compute_dtype,
+            param_dtype=config.parameter_dtype,
+            kernel_init=make_kernel_init(config),
+            out_kernel_init=make_kernel_init(config, self.residual_additions),
+            name=name,
+        )
+
+    def _feed_forward(self) -> FeedForward:
+        config = self.config
+        return FeedForward(
+            mlp_dim=config.hidden_dim,
+            activation=config.activation,
+            use_bias=config.use_bias,
+            dropout_rate=config.mlp_dropout_rate,
+            chunk_size=config.mlp_chunk_size,
+            dtype=config.compute_dtype,
+            param_dtype=config.parameter_dtype,
+            kernel_init=make_kernel_init(config),
+            out_kernel_init=make_kernel_init(config, self.residual_additions),
+            name="mlp",
+        )
+
+
+def make_norm(config: TransformerConfig, name: str) -> nn.Module:
+    """The configured normalisation layer under ``name``."""
+    if config.norm == "rms":
+        return RMSNorm(epsilon=config.norm_epsilon, param_dtype=config.parameter_dtype, name=name)
+    return LayerNorm(
+        epsilon=config.norm_epsilon, use_bias=config.use_bias, param_dtype=config.parameter_dtype, name=name
+    )
+
+
+def make_kernel_init(config: TransformerConfig, residual_additions: int | None = None) -> Callable:
+    """The configured initialiser, scaled down for a projection into the residual stream."""
+    scaled = config.scale_residual_init and residual_additions is not None
+    factor = 1.0 / math.sqrt(residual_additions) if scaled and residual_additions else 1.0
+    if config.kernel_init == "normal":
+        return nn.initializers.normal(config.init_stddev * factor)
+    return nn.initializers.variance_scaling(factor**2, "fan_avg", "uniform")

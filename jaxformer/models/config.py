@@ -1,0 +1,168 @@
+"""The one configuration of every Transformer: frozen, hashable, checked when made."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxformer.attention import ATTENTION
+from jaxformer.layers import ACTIVATIONS, check_heads
+
+ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
+POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "relative", "none")
+NORMS = ("layer", "rms")
+NORM_PLACEMENTS = ("pre", "post")
+KERNEL_INITS = ("normal", "xavier_uniform")
+REMAT_POLICIES = ("none", "full", "dots", "dots_no_batch")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Shape and wiring of a Transformer; paper letters in brackets.
+
+    Attributes:
+      vocab_size: tokens that exist.
+      num_layers: blocks of the decoder (or of the encoder, where that is all there is) [N].
+      embed_dim: width of the residual stream [d_model].
+      num_heads: query heads [h].
+      architecture: ``decoder`` (causal), ``encoder`` (bidirectional) or ``encoder_decoder``.
+      num_encoder_layers: blocks of the encoder of an encoder-decoder (None = num_layers).
+      num_kv_heads: key and value heads (None = num_heads; 1 = multi-query).
+      head_dim: width of a head [d_k] (None = embed_dim / num_heads).
+      mlp_dim: hidden width of the feed-forward layer [d_ff] (None = 4 * embed_dim).
+      max_length: longest sequence in tokens; positions are below it (learned ones have that many rows).
+      positions: ``learned`` or ``sinusoidal`` vectors added to the embedding, ``rotary``, ``alibi``, ``relative`` (T5
+        buckets, one table per stack) or ``none``.
+      rotary_base: wavelength base of rotary positions.
+      relative_buckets: buckets of relative positions.
+      relative_max_distance: distance in tokens from which all share the last bucket.
+      norm: ``layer`` or ``rms``.
+      norm_placement: ``pre`` (and one final norm) or ``post`` (as published in 2017).
+      norm_epsilon: added to the variance or mean square.
+      activation: of the feed-forward layer: relu, gelu (exact), gelu_tanh, swiglu, geglu or geglu_tanh.
+      use_bias: whether projections and LayerNorm have biases.
+      tie_embeddings: the output head is the transposed token embedding.
+      scale_embedding: multiply token embeddings by sqrt(embed_dim), as in the 2017 paper.
+      vocab_multiple: rows of the vocabulary are padded to a multiple of it, for speed; results don't change.
+      dropout_rate: dropout after embeddings and each sub-layer, fraction in [0, 1).
+      attention_dropout_rate: dropout of attention weights, fraction in [0, 1).
+      mlp_dropout_rate: dropout of the feed-forward hidden layer, fraction in [0, 1).
+      attention: a name of ``jaxformer.attention.ATTENTION``.
+      attention_args: its further keyword arguments (a mapping, kept as sorted pairs).
+      attention_scale: factor on attention logits (None = 1/sqrt(head_dim)).
+      mlp_chunk_size: positions of the feed-forward layer computed at a time (None = all).
+      scan_layers: one compiled block scanned over stacked parameters, or an unrolled stack.
+      remat: what the backward pass recomputes: ``none`` (nothing), ``full`` (each block), ``dots`` (all but matrix
+        products), ``dots_no_batch`` (all but matrix products without batch dimensions).
+      kernel_init: ``normal`` (of ``init_stddev``) or ``xavier_uniform``.
+      init_stddev: standard deviation of normal kernels and of embeddings.
+      scale_residual_init: divide the initial scale of projections into the residual stream by sqrt(number of
+        residual additions), as in GPT-2.
+      dtype: dtype of the computation, by name.
+      param_dtype: dtype of the parameters, by name.
+
+    Raises:
+      ValueError: a value out of range, an unknown name, or sizes that don't divide.
+    """
+
+    vocab_size: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    architecture: str = "decoder"
+    num_encoder_layers: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_dim: int | None = None
+    max_length: int = 1024
+    positions: str = "learned"
+    rotary_base: float = 10_000.0
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    norm: str = "layer"
+    norm_placement: str = "pre"
+    norm_epsilon: float = 1e-5
+    activation: str = "gelu_tanh"
+    use_bias: bool = True
+    tie_embeddings: bool = True
+    scale_embedding: bool = False
+    vocab_multiple: int = 1
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    mlp_dropout_rate: float = 0.0
+    attention: str = "dense"
+    attention_args: Any = ()
+    attention_scale: float | None = None
+    mlp_chunk_size: int | None = None
+    scan_layers: bool = True
+    remat: str = "none"
+    kernel_init: str = "normal"
+    init_stddev: float = 0.02
+    scale_residual_init: bool = True
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check every field and freeze ``attention_args``."""
+        if isinstance(self.attention_args, Mapping):
+            object.__setattr__(self, "attention_args", tuple(sorted(self.attention_args.items())))
+        for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
+            _check_count(name, getattr(self, name))
+        for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        check_heads(self.embed_dim, self.num_heads, self.kv_heads, self.head_dim)
+        for name in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
+        if self.positions == "rotary" and self.width_of_head % 2:
+            raise ValueError(f"head_dim={self.width_of_head} must be even for rotary positions")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def width_of_head(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        """Hidden width of the feed-forward layer."""
+        return self.mlp_dim or 4 * self.embed_dim
+
+    @property
+    def compute_dtype(self) -> Any:
+        """``dtype`` as a dtype."""
+        return jnp.dtype(self.dtype)
+
+    @property
+    def parameter_dtype(self) -> Any:
+        """``param_dtype`` as a dtype."""
+        return jnp.dtype(self.param_dtype)
+
+
+_CHOICES = {
+    "architecture": ARCHITECTURES,
+    "positions": POSITIONS,
+    "norm": NORMS,
+    "norm_placement": NORM_PLACEMENTS,
+    "activation": tuple(sorted(ACTIVATIONS)),
+    "attention": tuple(sorted(ATTENTION)),
+    "remat": REMAT_POLICIES,
+    "kernel_init": KERNEL_INITS,
+    "dtype": DTYPES,
+    "param_dtype": DTYPES,
+}
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1")

@@ -1,0 +1,343 @@
+"""The Transformer: embeddings, one or two stacks and the output head, driven by one configuration."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.attention import ATTENTION
+from jaxformer.functional import AlibiBias, alibi_slopes
+from jaxformer.layers import (
+    LearnedPositionEmbedding,
+    Projection,
+    RelativePositionBias,
+    SinusoidalPositionEmbedding,
+    TokenEmbedding,
+)
+from jaxformer.models.block import BlockAux, BlockInputs, make_kernel_init, make_norm
+from jaxformer.models.config import TransformerConfig
+from jaxformer.models.stack import Stack, project_memories
+
+
+class TransformerOutput(NamedTuple):
+    """What a model returns.
+
+    Attributes:
+      logits: float32 [B, L, vocab_size] (or [B, K, vocab_size] of the selected positions).
+      aux: auxiliary losses, state, cache and attention weights of the (decoder's) stack.
+    """
+
+    logits: Array
+    aux: BlockAux
+
+
+class DecoderCache(NamedTuple):
+    """What decoding carries from one call to the next.
+
+    Attributes:
+      layers: the attention kind's caches, stacked over depth.
+      index: int32 [], slots written so far (padding included).
+      memory: cross-attention keys and values of every layer, or None.
+      memory_mask: bool [B, S] of the encoder's output, or None.
+    """
+
+    layers: Any
+    index: Array
+    memory: tuple[Array, Array] | None = None
+    memory_mask: Array | None = None
+
+
+class Side(nn.Module):
+    """One side of the model: positions, the stack of blocks and the final norm.
+
+    Args:
+      config: the model's configuration.
+      num_layers: blocks.
+      causal: self-attention sees the past only.
+      cross: blocks have cross-attention.
+    """
+
+    config: TransformerConfig
+    num_layers: int
+    causal: bool
+    cross: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        inputs: BlockInputs,
+        *,
+        cache: DecoderCache | None = None,
+        deterministic: bool = True,
+        return_weights: bool = False,
+    ) -> tuple[Array, BlockAux]:
+        """Embedded tokens [B, T, embed_dim] to final hidden states of the same shape, and the stack's ``BlockAux``."""
+        config = self.config
+        if cache is not None and inputs.positions is None:
+            inputs = inputs._replace(positions=cache.index + _arange(x))
+        positions = _arange(x) if inputs.positions is None else inputs.positions
+        x = self._add_positions(x, positions)
+        x = nn.Dropout(config.dropout_rate, name="embedding_dropout")(x, deterministic=deterministic)
+        memory = None
+        if cache is not None and cache.memory is not None:
+            memory, inputs = cache.memory, inputs._replace(memory_mask=cache.memory_mask)
+        stack = Stack(config, self.num_layers, causal=self.causal, cross=self.cross, name="stack")
+        # The blocks' parameters stand directly under this side's name: ``decoder/layers``.
+        nn.share_scope(self, stack)
+        x, aux = stack(
+            x,
+            inputs._replace(bias=self._position_bias()),
+            cache=None if cache is None else cache.layers,
+            memory=memory,
+            deterministic=deterministic,
+            return_weights=return_weights,
+        )
+        if config.norm_placement == "pre":
+            x = make_norm(config, "final_norm")(x)
+        if cache is not None:
+            aux = aux._replace(cache=cache._replace(layers=aux.cache, index=cache.index + x.shape[1]))
+        return x, aux
+
+    def _add_positions(self, x: Array, positions: Array) -> Array:
+        config = self.config
+        if config.positions == "learned":
+            init = nn.initializers.normal(config.init_stddev)
+            table = LearnedPositionEmbedding(
+                config.max_length,
+                config.embed_dim,
+                config.compute_dtype,
+                config.parameter_dtype,
+                init,
+                name="position_embedding",
+            )
+            return x + table(positions)
+        if config.positions == "sinusoidal":
+            return x + SinusoidalPositionEmbedding(config.embed_dim, config.compute_dtype)(positions)
+        return x
+
+    def _position_bias(self) -> Any:
+        config = self.config
+        if config.positions == "alibi":
+            return AlibiBias(alibi_slopes(config.num_heads))
+        if config.positions == "relative":
+            return RelativePositionBias(
+                config.num_heads,
+                config.relative_buckets,
+                config.relative_max_distance,
+                bidirectional=not self.causal,
+                param_dtype=config.parameter_dtype,
+                embedding_init=nn.initializers.normal(config.init_stddev),
+                name="relative_bias",
+            )()
+        return None
+
+
+class Transformer(nn.Module):
+    """Decoder-only, encoder-only or encoder-decoder Transformer with a token head.
+
+    Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
+
+    Args:
+      config: shape and wiring.
+    """
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        """Declare the parts that the architecture has."""
+        config = self.config
+        self.token_embedding = TokenEmbedding(
+            config.vocab_size,
+            config.embed_dim,
+            config.vocab_multiple,
+            config.compute_dtype,
+            config.parameter_dtype,
+            nn.initializers.normal(config.init_stddev),
+        )
+        if config.architecture != "decoder":
+            depth = config.num_layers if config.architecture == "encoder" else config.num_encoder_layers
+            self.encoder = Side(config, depth or config.num_layers, causal=False)
+        if config.architecture != "encoder":
+            self.decoder = Side(config, config.num_layers, causal=True, cross=config.architecture == "encoder_decoder")
+        if not config.tie_embeddings:
+            rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
+            self.output_head = Projection(
+                config.embed_dim,
+                rows,
+                use_bias=False,
+                dtype=config.compute_dtype,
+                param_dtype=config.parameter_dtype,
+                kernel_init=make_kernel_init(config),
+            )
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B L"],
+        *,
+        source: Int[Array, "B S"] | None = None,
+        source_mask: Bool[Array, "B S"] | None = None,
+        source_positions: Int[Array, "B S"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        positions: Int[Array, "B L"] | None = None,
+        segments: Int[Array, "B L"] | None = None,
+        key_mask: Bool[Array, "B L"] | None = None,
+        cache: DecoderCache | None = None,
+        select: Int[Array, "B K"] | None = None,
+        deterministic: bool = True,
+        return_weights: bool = False,
+    ) -> TransformerOutput:
+        """Logits of every token.
+
+        Args:
+          tokens: int [B, L] (the decoder's input, or the encoder's where that is all there is).
+          source: int [B, S], the encoder's input of an encoder-decoder; not needed with a cache made by ``start``.
+          source_mask: bool [B, S], True = the source token exists.
+          source_positions: int [B, S] (default 0, 1, …).
+          source_segments: int [B, S]; packed sources, seen by their own targets only.
+          positions: int [B, L] (default 0, 1, …, continuing the cache). Causality compares them.
+          segments: int [B, L]; packed documents never see each other. 0 = padding.
+          key_mask: bool [B, L], True = the token exists.
+          cache: from ``init_cache`` or ``start``; the new one is returned in ``aux.cache``.
+          select: int [B, K], indices along L whose logits are wanted.
+          deterministic: switches dropout off (else an rng named "dropout" is needed).
+          return_weights: attention weights in ``aux.weights``.
+
+        Returns:
+          ``TransformerOutput``.
+
+        Raises:
+          ValueError: more tokens than ``max_length`` with learned positions, or arguments that the architecture
+            does not have.
+        """
+        hidden, aux = self.hidden(
+            tokens,
+            source=source,
+            source_mask=source_mask,
+            source_positions=source_positions,
+            source_segments=source_segments,
+            positions=positions,
+            segments=segments,
+            key_mask=key_mask,
+            cache=cache,
+            deterministic=deterministic,
+            return_weights=return_weights,
+        )
+        if select is not None:
+            hidden = jnp.take_along_axis(hidden, select[..., None], axis=1)
+        return TransformerOutput(self.head(hidden), aux)
+
+    def hidden(
+        self,
+        tokens: Int[Array, "B L"],
+        *,
+        source: Int[Array, "B S"] | None = None,
+        source_mask: Bool[Array, "B S"] | None = None,
+        source_positions: Int[Array, "B S"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        positions: Int[Array, "B L"] | None = None,
+        segments: Int[Array, "B L"] | None = None,
+        key_mask: Bool[Array, "B L"] | None = None,
+        cache: DecoderCache | None = None,
+        deterministic: bool = True,
+        return_weights: bool = False,
+    ) -> tuple[Array, BlockAux]:
+        """Final hidden states [B, L, embed_dim] and the stack's ``BlockAux``; arguments as for a call."""
+        self._check_call(tokens, source, cache)
+        options = {"deterministic": deterministic, "return_weights": return_weights}
+        inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
+        if self.config.architecture == "encoder":
+            return self.encoder(self._embed(tokens), inputs, **options)
+        if source is not None:
+            memory = self.encode(
+                source,
+                source_mask=source_mask,
+                source_positions=source_positions,
+                source_segments=source_segments,
+                deterministic=deterministic,
+            )
+            inputs = inputs._replace(memory=memory, memory_mask=source_mask, memory_segments=source_segments)
+        return self.decoder(self._embed(tokens), inputs, cache=cache, **options)
+
+    def encode(
+        self,
+        source: Int[Array, "B S"],
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+        source_positions: Int[Array, "B S"] | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B S D"]:
+        """The encoder's output for ``source``; arguments as for a call."""
+        self._check_length("source", source)
+        inputs = BlockInputs(positions=source_positions, segments=source_segments, key_mask=source_mask)
+        memory, _ = self.encoder(self._embed(source), inputs, deterministic=deterministic)
+        return memory
+
+    def head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
+        """Float32 logits [B, L, vocab_size] of hidden states."""
+        if self.config.tie_embeddings:
+            return self.token_embedding.attend(hidden)
+        kernel, _ = self.output_head.arrays()
+        wide = jnp.promote_types(hidden.dtype, jnp.float32)
+        logits = jnp.einsum("...d,dv->...v", hidden, kernel.astype(hidden.dtype), preferred_element_type=wide)
+        return logits[..., : self.config.vocab_size]
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:
+        """An empty cache for ``max_length`` slots a row: prompt, padding and generated tokens together.
+
+        Raises:
+          ValueError: the architecture or the attention cannot decode, or max_length is beyond learned positions.
+        """
+        config = self.config
+        if config.architecture == "encoder":
+            raise ValueError("architecture='encoder' has no decoder, so there is no cache to decode with")
+        kind = ATTENTION[config.attention]
+        if kind.init_cache is None:
+            raise ValueError(f"attention={config.attention!r} can't decode with a cache")
+        one = kind.init_cache(batch_size, max_length, config.kv_heads, config.width_of_head, dtype=config.compute_dtype)
+        layers = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (config.num_layers, *leaf.shape)), one)
+        return DecoderCache(layers=layers, index=jnp.zeros((), jnp.int32))
+
+    def start(
+        self,
+        source: Int[Array, "B S"],
+        max_length: int,
+        *,
+        source_mask: Bool[Array, "B S"] | None = None,
+    ) -> DecoderCache:
+        """Encode ``source`` once and return a cache of ``max_length`` slots that holds its keys and values.
+
+        Call as ``model.apply(variables, source, max_length, method="start")``.
+        """
+        memory = self.encode(source, source_mask=source_mask)
+        projected = project_memories(self.variables["params"]["decoder"], memory, self.config)
+        cache = self.init_cache(source.shape[0], max_length)
+        return cache._replace(memory=projected, memory_mask=source_mask)
+
+    def _embed(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+        x = self.token_embedding(tokens)
+        return x * self.config.embed_dim**0.5 if self.config.scale_embedding else x
+
+    def _check_call(self, tokens: Array, source: Array | None, cache: DecoderCache | None) -> None:
+        architecture = self.config.architecture
+        if source is not None and architecture != "encoder_decoder":
+            raise ValueError(f"source was given, but architecture={architecture!r} has no separate encoder")
+        if source is None and architecture == "encoder_decoder" and (cache is None or cache.memory is None):
+            raise ValueError("architecture='encoder_decoder' needs source, or a cache made by start")
+        if cache is not None and architecture == "encoder":
+            raise ValueError("architecture='encoder' can't decode with a cache")
+        self._check_length("tokens", tokens)
+
+    def _check_length(self, name: str, tokens: Array) -> None:
+        limit = self.config.max_length
+        if self.config.positions == "learned" and tokens.shape[1] > limit:
+            raise ValueError(f"{name} has {tokens.shape[1]} positions, more than max_length={limit}")
+
+
+def _arange(x: Array) -> Array:
+    """Positions 0, 1, … of every row, int32 [B, T]."""
+    return jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
