@@ -1,0 +1,203 @@
+"""Reading checkpoints: which steps are whole, what they hold, and a comparison before anything is restored.
+
+A step's folder holds four items: `model` (parameters and model state, which evaluation needs), `training` (optimizer
+state, step, randomness), `data` (the data iterator's position, one file a process) and `facts` (a JSON object).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+ITEMS = ("model", "training", "data", "facts")
+_METADATA = "_CHECKPOINT_METADATA"
+_TREE_FILES = ("_METADATA", "manifest.ocdbt")
+UNFINISHED = ".orbax-checkpoint-tmp"
+_LISTED = 12
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written, found or restored; the message says why in one sentence."""
+
+
+# --- finding -----------------------------------------------------------------------------------------------------
+
+
+def find_steps(directory: Path) -> tuple[list[int], list[str]]:
+    """Looks through a checkpoint folder.
+
+    Args:
+      directory: the folder; it need not exist.
+
+    Returns:
+      The steps whose checkpoint is whole, ascending, and the names of what an interrupted save or copy left.
+    """
+    whole, broken = [], []
+    for entry in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if entry.name.isdecimal() and entry.is_dir() and _is_whole(entry):
+            whole.append(int(entry.name))
+        elif entry.name.isdecimal() or entry.name.endswith(UNFINISHED):
+            broken.append(entry.name)
+    return sorted(whole), broken
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        committed = json.loads((folder / _METADATA).read_text())["commit_timestamp_nsecs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    trees = all((folder / item / name).is_file() for item in ("model", "training") for name in _TREE_FILES)
+    return bool(committed) and trees and all((folder / item).is_dir() for item in ITEMS)
+
+
+def read_facts(directory: Path, step: int) -> dict[str, Any]:
+    """Reads the JSON object saved with a step."""
+    return json.loads((directory / str(step) / "facts" / "metadata").read_text())
+
+
+def best_steps(losses: Mapping[int, float | None], count: int) -> list[int]:
+    """The `count` steps of lowest loss, best first; steps without one are not among them."""
+    known = [(loss, -step) for step, loss in losses.items() if loss is not None]
+    return [-step for _, step in sorted(known)[:count]]
+
+
+def choose_step(directory: Path, wanted: str = "latest") -> int:
+    """The step that `wanted` means: "latest", "best" (lowest validation loss) or a number.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
+    steps, _ = find_steps(directory)
+    if not steps:
+        raise CheckpointError(f"{directory} holds no checkpoint")
+    if wanted == "latest":
+        return steps[-1]
+    if wanted == "best":
+        best = best_steps({step: read_facts(directory, step).get("loss") for step in steps}, 1)
+        return best[0] if best else steps[-1]
+    if not wanted.isdecimal() or int(wanted) not in steps:
+        raise CheckpointError(f"step must be latest, best or one of {', '.join(map(str, steps))}, got {wanted!r}")
+    return int(wanted)
+
+
+# --- trees -------------------------------------------------------------------------------------------------------
+
+
+def _name(key: Any) -> str:
+    return str(jax.tree_util.keystr((key,), simple=True))
+
+
+def to_dicts(tree: Any) -> dict[str, Any]:
+    """A tree as nested dictionaries by name, whatever its nodes are; nodes without leaves vanish."""
+    nested: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        node = nested
+        for key in path[:-1]:
+            node = node.setdefault(_name(key), {})
+        node[_name(path[-1])] = leaf
+    return nested
+
+
+def from_dicts(nested: Mapping[str, Any], like: Any) -> Any:
+    """The inverse of `to_dicts`: the leaves of `nested` in the structure of `like`."""
+
+    def look_up(path, _):
+        node: Any = nested
+        for key in path:
+            node = node[_name(key)]
+        return node
+
+    return jax.tree_util.tree_map_with_path(look_up, like)
+
+
+def _signature(tree: Any) -> dict[str, str]:
+    """Shape and dtype of every leaf by path, to read and to compare."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/".join(map(_name, path)): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
+def stored_signature(directory: Path, step: int, item: str) -> dict[str, str]:
+    """Shape and dtype of every array of an item on disk by path, reading no array."""
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    return _signature(ocp.StandardCheckpointHandler().metadata(epath.Path(directory / str(step) / item)).tree)
+
+
+def check_signature(stored: Mapping[str, str], wanted: Mapping[str, str], where: str) -> None:
+    """Refuses a checkpoint that does not have exactly the arrays wanted.
+
+    Orbax converts dtypes without a word and would fill in what it can; so this comes before any restore.
+
+    Raises:
+      CheckpointError: names, shapes or dtypes differ; the message lists them.
+    """
+    lines = [f"missing {path} {kind}" for path, kind in wanted.items() if path not in stored]
+    lines += [f"unexpected {path} {kind}" for path, kind in stored.items() if path not in wanted]
+    lines += [
+        f"{path} is {stored[path]}, must be {kind}"
+        for path, kind in wanted.items()
+        if path in stored and stored[path] != kind
+    ]
+    if lines:
+        more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+        raise CheckpointError(f"{where} does not fit the model: {'; '.join(lines[:_LISTED] + more)}")
+
+
+# --- restoring ---------------------------------------------------------------------------------------------------
+
+
+def restore_model(directory: Path, step: int, params: Any, model_state: Any) -> tuple[Any, Any]:
+    """Restores parameters and model state alone, without the optimizer.
+
+    Args:
+      directory: the checkpoint folder.
+      step: which checkpoint.
+      params: tree of `jax.ShapeDtypeStruct` (with a sharding, where arrays belong).
+      model_state: the same.
+
+    Returns:
+      Parameters and model state.
+
+    Raises:
+      CheckpointError: the checkpoint does not have exactly these arrays.
+    """
+    like = {"params": params, "model_state": model_state}
+    restored = restore_items(directory, step, {"model": to_dicts(like)})
+    tree = from_dicts(restored["model"], like)
+    return tree["params"], tree["model_state"]
+
+
+def restore_items(
+    directory: Path, step: int, trees: Mapping[str, Any], iterator: Any = None
+) -> dict[str, dict[str, Any]]:
+    """Restores the items that have a tree (of abstract arrays), and the iterator in place, after comparing all."""
+    import orbax.checkpoint as ocp
+
+    where = f"checkpoint {directory / str(step)}"
+    for item, tree in trees.items():
+        check_signature(stored_signature(directory, step, item), _signature(tree), where)
+    arguments: dict[str, Any] = {item: ocp.args.StandardRestore(tree) for item, tree in trees.items()}
+    if iterator is not None:
+        arguments["data"] = grain_checkpoint().CheckpointRestore(iterator)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            restored = checkpointer.restore((directory / str(step)).absolute(), ocp.args.Composite(**arguments))
+    except Exception as error:  # orbax and tensorstore raise many kinds for damaged files
+        raise CheckpointError(f"{where} cannot be restored: {first_line(error)}") from error
+    return {item: restored[item] for item in trees}
+
+
+def grain_checkpoint() -> Any:
+    """Grain's handlers for orbax, imported late."""
+    import grain
+
+    return grain.checkpoint
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
