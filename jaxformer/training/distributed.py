@@ -14,13 +14,13 @@ def start_distributed(timeout: int = 300) -> bool:
     (Slurm, Open MPI, Kubernetes, Cloud TPU) tells them. Call before anything else touches a device.
 
     Args:
-        timeout: seconds to wait for the others.
+      timeout: seconds to wait for the others.
 
     Returns:
-        True if this process is now one of several; False if the environment names no coordinator.
+      True if this process is now one of several; False if the environment names no coordinator.
 
     Raises:
-        ValueError: a variable is not an integer, or only one of the two numbers is set.
+      ValueError: a variable is not an integer, or only one of the two numbers is set.
     """
     address, *numbers = (os.environ.get(name) for name in ENVIRONMENT)
     if address is None:

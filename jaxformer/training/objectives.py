@@ -13,9 +13,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.functional import cross_entropy
+from jaxformer.functional.losses import cross_entropy
 
-MODEL_INPUTS = ("tokens", "positions", "segments", "key_mask")
+MODEL_INPUTS = (
+    "tokens",
+    "positions",
+    "segments",
+    "key_mask",
+    "source",
+    "source_mask",
+    "source_positions",
+    "source_segments",
+)
 """The entries of a batch that a model reads, under the names of its call's arguments."""
 
 
@@ -23,10 +32,10 @@ class ObjectiveOutput(NamedTuple):
     """What one batch contributes to a step.
 
     Attributes:
-        loss_sum: float32 scalar to differentiate: summed over supervised tokens, not averaged.
-        weight_sum: float32 scalar: how many supervised tokens (their weights' sum) stand behind ``loss_sum``.
-        metrics: name to (sum, count), each a float32 scalar; a figure is sum / count over all batches seen.
-        model_state: the model's variables that are not parameters, after the batch.
+      loss_sum: float32 scalar to differentiate: summed over supervised tokens, not averaged.
+      weight_sum: float32 scalar: how many supervised tokens (their weights' sum) stand behind ``loss_sum``.
+      metrics: name to (sum, count), each a float32 scalar; a figure is sum / count over all batches seen.
+      model_state: the model's variables that are not parameters, after the batch.
     """
 
     loss_sum: Float[Array, ""]
@@ -52,15 +61,15 @@ def apply_model(
     """Runs a model on a batch.
 
     Args:
-        model: a Linen module called with the entries of ``MODEL_INPUTS`` and ``deterministic``.
-        params: its parameters.
-        model_state: its other variable collections; frozen where ``deterministic``.
-        batch: arrays by name.
-        rng: typed PRNG key of the dropout masks; None = no dropout.
-        deterministic: True in evaluation.
+      model: a Linen module called with the entries of ``MODEL_INPUTS`` and ``deterministic``.
+      params: its parameters.
+      model_state: its other variable collections; frozen where ``deterministic``.
+      batch: arrays by name.
+      rng: typed PRNG key of the dropout masks; None in evaluation.
+      deterministic: True in evaluation.
 
     Returns:
-        The model's output and its state after the batch.
+      The model's output and its state after the batch.
     """
     mutable = [] if deterministic else list(model_state)
     output, new_state = model.apply(
@@ -87,38 +96,39 @@ def language_model_objective(
 ) -> ObjectiveOutput:
     """Next-token cross-entropy, with the model's own auxiliary losses added.
 
-    The targets are given with the batch, already shifted: nothing is shifted here. An auxiliary loss is a mean over
-    tokens; it enters ``loss_sum`` times its weight and the batch's ``weight_sum``, so a batch without supervised tokens
-    contributes nothing at all. In evaluation ``loss_sum`` is the plain cross-entropy (no smoothing, z-loss or auxiliary
-    loss), whose exponential is the perplexity; auxiliary losses are then only reported.
+    The targets come with the batch, already shifted: nothing is shifted here. An auxiliary loss is a mean over tokens,
+    summed over layers where it comes as an array; it enters ``loss_sum`` times its weight and the batch's
+    ``weight_sum``, so a batch without supervised tokens contributes nothing at all. In evaluation ``loss_sum`` is the
+    plain cross-entropy (no smoothing, z-loss or auxiliary loss), whose mean's exponential is the perplexity; auxiliary
+    losses are then only reported.
 
     Args:
-        model: maps tokens to an output with ``logits`` [B, L, V] and ``aux.losses`` (name to scalar).
-        params: the parameters.
-        model_state: the model's other variables.
-        batch: ``tokens`` and ``targets`` int [B, L] (target -100: not supervised), and where the model uses them
-            ``positions``, ``segments``, ``key_mask`` [B, L].
-        rng: typed PRNG key of the dropout masks; None = no dropout.
-        deterministic: True in evaluation.
-        label_smoothing: share of the probability spread over the vocabulary, in [0, 1).
-        z_loss: weight of the squared log-normaliser.
-        loss_weights: weight of each auxiliary loss by name; a name left out weighs 1.
+      model: maps tokens to an output with ``logits`` [B, L, V] and ``aux.losses`` (name to scalar or [layers]).
+      params: the parameters.
+      model_state: the model's other variables.
+      batch: ``tokens`` and ``targets`` int [B, L] (target -100: not supervised), and where the model uses them
+        ``positions``, ``segments``, ``key_mask`` [B, L].
+      rng: typed PRNG key of the dropout masks; None in evaluation.
+      deterministic: True in evaluation.
+      label_smoothing: share of the probability spread over the vocabulary, in [0, 1).
+      z_loss: weight of the squared log-normaliser.
+      loss_weights: weight of each auxiliary loss by name; a name left out weighs 1.
 
     Returns:
-        Sums over the batch's supervised tokens; metrics ``accuracy`` and one for each auxiliary loss.
+      Sums over the batch's supervised tokens; metrics ``accuracy`` and one for each auxiliary loss.
 
     Raises:
-        ValueError: ``loss_weights`` names a loss that the model does not return.
+      ValueError: ``loss_weights`` names a loss that the model does not return.
     """
     output, model_state = apply_model(model, params, model_state, batch, rng=rng, deterministic=deterministic)
-    smoothing = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
-    sums = cross_entropy(output.logits, batch["targets"], **smoothing)
-    losses = dict(output.aux.losses)
+    regularisation = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    sums = cross_entropy(output.logits, batch["targets"], **regularisation)
+    losses = {name: jnp.sum(loss) for name, loss in output.aux.losses.items()}
     metrics = {"accuracy": (sums.num_correct, sums.weight_sum)}
     metrics |= {name: (loss * sums.weight_sum, sums.weight_sum) for name, loss in losses.items()}
     loss_sum = sums.loss_sum
     if not deterministic:
-        loss_sum = loss_sum + sums.weight_sum * weighted_total(losses, loss_weights or {})
+        loss_sum = loss_sum + sums.z_loss_sum + sums.weight_sum * weighted_total(losses, loss_weights or {})
     return ObjectiveOutput(loss_sum, sums.weight_sum, metrics, model_state)
 
 
@@ -126,7 +136,7 @@ def weighted_total(losses: Mapping[str, jax.Array], loss_weights: Mapping[str, f
     """Adds named auxiliary losses, each times its weight (1 where none is given).
 
     Raises:
-        ValueError: a weight's name is not among the losses.
+      ValueError: a weight's name is not among the losses.
     """
     unknown = sorted(set(loss_weights) - set(losses))
     if unknown:

@@ -16,7 +16,7 @@ import optax
 
 from jaxformer.training.schedules import Schedule
 
-NO_DECAY = (r"(^|/)(bias|scale|embedding)$",)
+NO_DECAY = (r"(^|/|_)(bias|scale|embedding)$",)
 """Parameters that weight decay leaves alone: biases, norm scales, and tables of embeddings and positions."""
 
 
@@ -24,8 +24,8 @@ class DecayReport(NamedTuple):
     """Which parameters weight decay touches.
 
     Attributes:
-        decayed: path of each decayed parameter, with its shape.
-        excluded: path of each parameter left alone, with its shape.
+      decayed: path of each decayed parameter, with its shape.
+      excluded: path of each parameter left alone, with its shape.
     """
 
     decayed: dict[str, tuple[int, ...]]
@@ -55,14 +55,14 @@ def decay_report(params: Any, no_decay: Sequence[str] = NO_DECAY) -> DecayReport
     """Sorts parameters into decayed and excluded ones by their paths, so stacking over layers changes nothing.
 
     Args:
-        params: tree of arrays or of their shapes.
-        no_decay: regular expressions; a parameter whose path one of them finds is excluded.
+      params: tree of arrays or of their shapes.
+      no_decay: regular expressions; a parameter whose path one of them finds is excluded.
 
     Returns:
-        The report; its order is the tree's.
+      The report; its order is the tree's.
 
     Raises:
-        ValueError: a pattern finds no parameter; the message lists the paths.
+      ValueError: a pattern finds no parameter; the message lists the paths.
     """
     leaves = {parameter_path(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     for pattern in no_decay:
@@ -119,21 +119,21 @@ def make_optimizer(
     """Builds the optimizer called ``name``.
 
     Args:
-        name: a key of ``OPTIMIZERS``.
-        learning_rate: rate of a step: a number, or a schedule of the step.
-        params: tree of the parameters or of their shapes, for the decay mask.
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moment, in [0, 1).
-        epsilon: added to the square root of the second moment.
-        weight_decay: decay per step, in units of the learning rate.
-        no_decay: regular expressions on parameter paths that decay leaves alone.
-        clip_norm: highest global norm of the gradients; None = no clipping.
+      name: a key of ``OPTIMIZERS``.
+      learning_rate: rate of a step: a number, or a schedule of the step.
+      params: tree of the parameters or of their shapes, for the decay mask.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      epsilon: added to the square root of the second moment.
+      weight_decay: decay per step, in units of the learning rate.
+      no_decay: regular expressions on parameter paths that decay leaves alone.
+      clip_norm: highest global norm of the gradients; None = no clipping.
 
     Returns:
-        The optax transformation, whose ``update`` takes ``step`` besides, and the report of what decays.
+      The optax transformation, whose ``update`` takes ``step`` besides, and the report of what decays.
 
     Raises:
-        ValueError: unknown name, a value out of range, or a pattern that matches nothing.
+      ValueError: unknown name, a value out of range, or a pattern that matches nothing.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer name is {name!r}, must be one of {sorted(OPTIMIZERS)}")

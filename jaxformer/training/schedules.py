@@ -55,17 +55,17 @@ def make_schedule(
     """Builds the schedule called ``name``: a linear warm-up, then the decay.
 
     Args:
-        name: a key of ``SCHEDULES``.
-        learning_rate: the highest rate, reached at step ``warmup_steps``.
-        warmup_steps: steps of linear warm-up from zero; 0 = none.
-        decay_steps: step (warm-up included) at which the final rate is reached; only ``constant`` does without.
-        final_fraction: final rate as a fraction of ``learning_rate``, in [0, 1].
+      name: a key of ``SCHEDULES``.
+      learning_rate: the highest rate, reached at step ``warmup_steps``.
+      warmup_steps: steps of linear warm-up from zero; 0 = none.
+      decay_steps: step (warm-up included) at which the final rate is reached; only ``constant`` does without.
+      final_fraction: final rate as a fraction of ``learning_rate``, in [0, 1].
 
     Returns:
-        A function from the step (int, counted from 0) to the rate used in it, a float32 scalar.
+      A function from the step (int, counted from 0) to the rate used in it, a float32 scalar.
 
     Raises:
-        ValueError: unknown name, negative steps, a fraction outside [0, 1], or a decay that ends within the warm-up.
+      ValueError: unknown name, negative steps, a fraction outside [0, 1], or a decay that ends within the warm-up.
     """
     if name not in SCHEDULES:
         raise ValueError(f"schedule name is {name!r}, must be one of {sorted(SCHEDULES)}")

@@ -24,8 +24,8 @@ BATCH_AXES = ("data", "fsdp")
 PARTITION_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"experts/(gate|up)/kernel$", ("expert", "fsdp", "tensor")),
     (r"experts/down/kernel$", ("expert", "tensor", "fsdp")),
-    (r"position\w*/embedding$", (None, "fsdp")),
-    (r"embedding$", ("tensor", "fsdp")),
+    (r"token_embedding/embedding$", ("tensor", "fsdp")),
+    (r"position_embedding/embedding$", (None, "fsdp")),
     (r"(query|key|value|gate|up|head)/kernel$", ("fsdp", "tensor")),
     (r"(query|key|value|gate|up|head)/bias$", ("tensor",)),
     (r"(out|down)/kernel$", ("tensor", "fsdp")),
@@ -40,17 +40,17 @@ def make_mesh(
     """Arranges devices in a mesh with the axes ``MESH_AXES``.
 
     Args:
-        data: devices along the axis; -1, for one axis at most: all that remain.
-        fsdp: the same.
-        tensor: the same.
-        expert: the same.
-        devices: the devices; None = all of all processes.
+      data: devices along the axis; -1, for one axis at most: all that remain.
+      fsdp: the same.
+      tensor: the same.
+      expert: the same.
+      devices: the devices; None = all of all processes.
 
     Returns:
-        The mesh, its axes of type Auto.
+      The mesh, its axes of type Auto.
 
     Raises:
-        ValueError: the sizes do not multiply to the number of devices, or two are -1.
+      ValueError: the sizes do not multiply to the number of devices, or two are -1.
     """
     devices = jax.devices() if devices is None else list(devices)
     sizes = dict(zip(MESH_AXES, (data, fsdp, tensor, expert)))
@@ -71,13 +71,13 @@ def partition_spec(
     """Finds how one array is laid out.
 
     Args:
-        path: the array's path in its tree, joined by ``/``.
-        shape: its shape.
-        mesh: the mesh.
-        rules: table like ``PARTITION_RULES``.
+      path: the array's path in its tree, joined by ``/``.
+      shape: its shape.
+      mesh: the mesh.
+      rules: table like ``PARTITION_RULES``.
 
     Returns:
-        The layout, and a line for each dimension that should have been split but does not divide.
+      The layout, and a line for each dimension that should have been split but does not divide.
     """
     axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
     if len(axes) > len(shape):
@@ -99,13 +99,13 @@ def state_shardings(
     """Lays out a train state.
 
     Args:
-        abstract_state: tree of shapes.
-        mesh: the mesh.
-        rules: table like ``PARTITION_RULES``.
+      abstract_state: tree of shapes.
+      mesh: the mesh.
+      rules: table like ``PARTITION_RULES``.
 
     Returns:
-        A tree of ``NamedSharding`` like the state, and a line for each dimension that is replicated because it does
-        not divide by its axis.
+      A tree of ``NamedSharding`` like the state, and a line for each dimension that is replicated because it does
+      not divide by its axis.
     """
     replicated: list[str] = []
 
@@ -126,14 +126,14 @@ def shard_batch(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
     """Places a batch on the mesh.
 
     Args:
-        batch: this process's rows of every array, as ``data_shard`` assigns them.
-        mesh: the mesh.
+      batch: this process's rows of every array, as ``data_shard`` assigns them.
+      mesh: the mesh.
 
     Returns:
-        Global arrays, rows split over ``data`` and ``fsdp``.
+      Global arrays, rows split over ``data`` and ``fsdp``.
 
     Raises:
-        ValueError: the rows do not divide by the devices that this process feeds.
+      ValueError: the rows do not divide by the devices that this process feeds.
     """
     sharding = batch_sharding(mesh)
     _, count = data_shard(mesh)
@@ -150,7 +150,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     Processes whose devices hold the same rows (they split the model, not the batch) load the same part.
 
     Returns:
-        The part's index and the number of parts.
+      The part's index and the number of parts.
     """
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     starts: dict[int, int] = {}

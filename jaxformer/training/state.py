@@ -8,29 +8,28 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, UInt32
 
 from jaxformer.training.objectives import model_inputs
 
 
 @flax.struct.dataclass
 class TrainState:
-    """What a checkpoint holds of the model's side of a run.
+    """What a checkpoint holds of the model's side of a run; trees of its shapes or shardings are of this class too.
 
     Attributes:
-        step: int32 scalar: updates done so far, which is the number of the step to come.
-        params: the parameters.
-        opt_state: the optimizer's state.
-        model_state: the model's variables that are not parameters, by collection; often empty.
-        rng_data: uint32 data of the PRNG key behind every random draw in training. It never changes: a step folds its
-            number into it.
+      step: int32 scalar: updates done so far, which is the number of the step to come.
+      params: the parameters.
+      opt_state: the optimizer's state.
+      model_state: the model's variables that are not parameters, by collection; often empty.
+      rng_data: uint32 data of the PRNG key behind every random draw in training. It never changes: a step folds its
+        number into it.
     """
 
-    step: Int[Array, ""]
+    step: Any
     params: Any
     opt_state: Any
-    model_state: dict[str, Any]
-    rng_data: UInt32[Array, "..."]
+    model_state: Any
+    rng_data: Any
 
 
 def init_state(
@@ -43,14 +42,14 @@ def init_state(
     """Draws the state of step 0; its values depend on the seed alone, not on the devices.
 
     Args:
-        model: the Linen module.
-        optimizer: the optax transformation.
-        seed: non-negative integer behind parameters and training randomness.
-        example_batch: arrays or their shapes, for the names and dtypes of the model's inputs.
-        shardings: tree of shardings like the state; None = the default device.
+      model: the Linen module.
+      optimizer: the optax transformation.
+      seed: non-negative integer behind parameters and training randomness.
+      example_batch: arrays or their shapes, for the names and dtypes of the model's inputs.
+      shardings: tree of shardings like the state; None = the default device.
 
     Returns:
-        The state, made in place on its devices.
+      The state, made in place on its devices.
     """
     create = jax.jit(_state_maker(model, optimizer, example_batch), out_shardings=shardings)
     return create(jnp.asarray(seed, jnp.uint32))
