@@ -177,14 +177,16 @@ def restore_items(
     import orbax.checkpoint as ocp
 
     where = f"checkpoint {directory / str(step)}"
-    for item, tree in trees.items():
-        check_signature(stored_signature(directory, step, item), _signature(tree), where)
     arguments: dict[str, Any] = {item: ocp.args.StandardRestore(tree) for item, tree in trees.items()}
     if iterator is not None:
         arguments["data"] = grain_checkpoint().CheckpointRestore(iterator)
     try:
+        for item, tree in trees.items():
+            check_signature(stored_signature(directory, step, item), _signature(tree), where)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             restored = checkpointer.restore((directory / str(step)).absolute(), ocp.args.Composite(**arguments))
+    except CheckpointError:
+        raise
     except Exception as error:  # orbax and tensorstore raise many kinds for damaged files
         raise CheckpointError(f"{where} cannot be restored: {first_line(error)}") from error
     return {item: restored[item] for item in trees}
@@ -198,6 +200,6 @@ def grain_checkpoint() -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    """The kind of an error and the beginning of what it says; tensorstore adds whole specifications in brackets."""
+    line = (str(error).strip().splitlines() or [""])[0].partition(" [tensorstore_spec=")[0]
+    return f"{type(error).__name__}: {line[:300]}"

@@ -95,6 +95,10 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(preservation_policy=self._keep)
         return ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
 
+    def facts(self, step: int) -> dict[str, Any]:
+        """The JSON object saved with a step."""
+        return read_facts(self.directory, step)
+
     def is_best(self, loss: float) -> bool:
         """Whether a step of this loss would be among the best that are kept."""
         best = best_steps(self._keep.losses, self._keep.best)

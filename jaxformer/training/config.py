@@ -19,7 +19,8 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from jaxformer.training.overrides import ConfigError, apply_overrides, flatten, nearest, set_path
+from jaxformer.training.nearest import nearest
+from jaxformer.training.overrides import ConfigError, apply_overrides, flatten, set_path
 
 # What may differ between a run and its continuation: the length, and what only looks on. The rest is structure, or
 # would make the continued run another experiment.
@@ -156,6 +157,18 @@ def parse_arg(arg: str | None, **choices: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
+def optional(kind: type, default: Any = None) -> Any:
+    """A config field of a type that may also be None.
+
+    Args:
+      kind: int, float, bool, str or tuple.
+      default: the value at first.
+    """
+    field = placeholder(kind)
+    field.set(default)
+    return field
+
+
 # --- storing -----------------------------------------------------------------------------------------------------
 
 
@@ -198,9 +211,7 @@ def _restore_types(values: Mapping[str, Any], types: Mapping[str, str], prefix: 
         kind = types.get(path, "")
         value = _to_tuples(value) if kind.startswith("tuple") else value
         if kind.endswith("?") and kind != "NoneType?":
-            field = placeholder(_KINDS[kind[:-1]])
-            field.set(value)
-            value = field
+            value = optional(_KINDS[kind[:-1]], value)
         restored[name] = value
     return restored
 
@@ -237,6 +248,17 @@ def read_config(path: Path) -> tuple[RunConfig, dict[str, object]]:
         raise ConfigError(f"{path.parent} is not a run directory: it has no {path.name}") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read as a run's config: {error}") from error
+
+
+def continue_config(workdir: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of the run in a run directory, with overrides, to go on with it.
+
+    Raises:
+      ConfigError: no run was started there, or an override cannot be applied.
+    """
+    if not (workdir / "config.json").is_file():
+        raise ConfigError(f"{workdir} holds no run to go on with: begin one with --config")
+    return read_config(workdir / "config.json")[0].with_overrides(overrides)
 
 
 def resolve(config: ConfigDict, resolved: Mapping[str, object]) -> ConfigDict:

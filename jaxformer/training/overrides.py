@@ -1,7 +1,6 @@
 """Overrides of a config from text: `train.steps=1e3` is read by the type that the config's own field has."""
 
 import ast
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
@@ -9,24 +8,14 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
 
+from jaxformer.training.nearest import nearest
+
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
 
 class ConfigError(ValueError):
     """A config, or a change to one, that cannot be used; the message says why in one sentence."""
-
-
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """What to say after an unknown `name`: the choices most like it, or all of them where none is like it."""
-    choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
-    if not close:  # `lr` for `optimizer.learning_rate`: compare the last parts too
-        last = {choice.rsplit(".", 1)[-1]: choice for choice in choices}
-        close = [last[part] for part in difflib.get_close_matches(name.rsplit(".", 1)[-1], last, n=3, cutoff=0.6)]
-    if close:
-        return f"did you mean {', '.join(close)}?"
-    return f"choices: {', '.join(choices)}"
 
 
 class Field(NamedTuple):
@@ -39,7 +28,7 @@ class Field(NamedTuple):
 
 
 def flatten(config: ConfigDict) -> Iterator[Field]:
-    """Yields every field of a config, in the config's order.
+    """Yields every field of a config, in alphabetical order.
 
     None is allowed where the field is a placeholder (`ml_collections.config_dict.placeholder`) or None without a type.
     """

@@ -53,6 +53,10 @@ class RunDirectory:
         """A folder for each step saved."""
         return self.path / "checkpoints"
 
+    def tokenizer(self, name: str) -> str:
+        """Where the run's tokenizer stands: `bytes`, or the copy that the run made of its file."""
+        return name if name == "bytes" else str(self.path / "tokenizer.json")
+
     @property
     def tensorboard(self) -> Path:
         """Event files, where `log.tensorboard` is set."""

@@ -1,0 +1,49 @@
+"""Continue text with a run's model; the text goes to stdout as it comes.
+
+    jaxformer generate --workdir=runs/a --prompt='def main('
+    printf 'import \\nclass ' | jaxformer generate --workdir=runs/a --prompt_file=- --temperature=0
+
+A single output is printed as it is. Several (a prompt a line, or --num_samples) are printed one a line: a line break
+inside one is then written as \\n, and a backslash as \\\\.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+SUMMARY = "continue text with a run's model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("--workdir", metavar="D", required=True, help="run directory")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="text to continue; empty = the start of a document")
+    source.add_argument("--prompt_file", metavar="F", help="file with a prompt on each line; - = standard input")
+    parser.add_argument("--max_new_tokens", type=int, default=200, metavar="N", help="tokens at most (200)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 = always the likeliest (1)")
+    parser.add_argument("--top_k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    parser.add_argument("--top_p", type=float, metavar="P", help="sample from the smallest set of probability P")
+    parser.add_argument("--num_samples", type=int, default=1, metavar="N", help="outputs for each prompt (1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the samples (0)")
+    parser.add_argument("--step", default="latest", metavar="N", help="which checkpoint: latest, best or a number")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Generates, and prints the text as it comes."""
+    prompts = [arguments.prompt] if arguments.prompt is not None else _read_prompts(arguments.prompt_file)
+    from jaxformer.training.finished import generate_from_run
+
+    settings = ("max_new_tokens", "temperature", "top_k", "top_p", "num_samples", "seed", "step")
+    values = {name: getattr(arguments, name) for name in settings}
+    for piece in generate_from_run(arguments.workdir, prompts, **values):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _read_prompts(name: str) -> list[str]:
+    text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    prompts = text.splitlines()
+    if not prompts:
+        raise ValueError(f"prompt file {name} is empty")
+    return prompts

@@ -1,0 +1,27 @@
+"""Train a tokenizer on text.
+
+    jaxformer tokenizer train --kind=bpe --vocab_size=8_000 --input='books/*.txt' --output=tokenizer.json
+
+Then train a model with --config.data.tokenizer=tokenizer.json.
+"""
+
+import argparse
+
+SUMMARY = "train a tokenizer on text"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("action", choices=["train"], help="what to do")
+    parser.add_argument("--kind", choices=["bpe", "wordpiece", "unigram"], default="bpe", help="algorithm (bpe)")
+    parser.add_argument("--vocab_size", type=int, required=True, metavar="N", help="tokens, special ones included")
+    parser.add_argument("--input", required=True, metavar="GLOB", help="text file, folder or glob, or a dataset's name")
+    parser.add_argument("--output", required=True, metavar="F", help="the tokenizer.json to write")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Trains and writes the tokenizer, and prints what it is."""
+    from jaxformer.cli.output import print_result
+    from jaxformer.training.tokenizing import train_tokenizer_file
+
+    print_result(train_tokenizer_file(arguments.kind, arguments.vocab_size, arguments.input, arguments.output))

@@ -1,0 +1,150 @@
+"""From a run's config to its parts: data, the values that data decide, model, objective."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxformer.models import MODELS
+from jaxformer.training.nearest import nearest
+from jaxformer.training.objectives import OBJECTIVES, Objective
+from jaxformer.training.optimizers import DecayReport, make_optimizer
+from jaxformer.training.overrides import ConfigError
+from jaxformer.training.schedules import make_schedule
+from jaxformer.training.sharding import state_shardings
+from jaxformer.training.state import TrainState, abstract_params, abstract_state
+from jaxformer.training.step import TrainStep, jit_train_step, make_train_step
+
+
+def load_data(config: ConfigDict, **changes: Any) -> Any:
+    """Loads the run's rows and tokenizer.
+
+    Args:
+      config: the whole config; `config.data` is splatted into the loader.
+      **changes: arguments of the loader in place of the config's.
+
+    Returns:
+      A `jaxformer.data.LanguageModelData`.
+    """
+    from jaxformer.data import load_language_model_data
+
+    arguments = {name: value for name, value in config.data.items() if name != "prefetch"}
+    return load_language_model_data(seed=config.seed, **{**arguments, **changes})
+
+
+def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
+    """The values that a config leaves to the run (None), by path.
+
+    Raises:
+      ConfigError: a value that is given does not fit the data.
+    """
+    decided: dict[str, object] = {}
+    if config.model.vocab_size is None:
+        decided["model.vocab_size"] = data.tokenizer.vocab_size
+    elif config.model.vocab_size < data.tokenizer.vocab_size:
+        raise ConfigError(
+            f"config.model.vocab_size is {config.model.vocab_size}, must be at least the tokenizer's "
+            f"{data.tokenizer.vocab_size}, or None"
+        )
+    if config.model.max_length is None:
+        decided["model.max_length"] = config.data.length
+    elif config.model.max_length < config.data.length:
+        raise ConfigError(
+            f"config.model.max_length is {config.model.max_length}, must be at least config.data.length = "
+            f"{config.data.length}, or None"
+        )
+    if config.schedule.decay_steps is None:
+        decided["schedule.decay_steps"] = config.train.steps
+    return decided
+
+
+def make_model(config: ConfigDict) -> nn.Module:
+    """The model of `config.model`, every None of which was decided.
+
+    Raises:
+      ConfigError: unknown model name.
+      ValueError: the model refuses a field.
+    """
+    fields = dict(config.model)
+    name = fields.pop("name")
+    if name not in MODELS:
+        raise ConfigError(f"config.model.name is {name!r}; {nearest(name, MODELS)}")
+    return MODELS[name](**fields)
+
+
+def make_objective(config: ConfigDict) -> Objective:
+    """The objective of the config, with the settings of `config.loss`."""
+    if config.objective not in OBJECTIVES:
+        raise ConfigError(f"config.objective is {config.objective!r}; {nearest(config.objective, OBJECTIVES)}")
+    return functools.partial(OBJECTIVES[config.objective], **config.loss)
+
+
+def example_batch(length: int) -> dict[str, np.ndarray]:
+    """A batch of one row with the names and dtypes of the model's inputs; no parameter depends on more."""
+    return {"tokens": np.zeros((1, length), np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a training run is made of.
+
+    Attributes:
+      model: the module.
+      optimizer: its optax transformation.
+      train_step: jitted; donates the state.
+      objective: the objective.
+      state: the train state's tree of shapes, dtypes and shardings.
+      shardings: the train state's tree of shardings.
+      replicated: a line for each dimension that should have been split and does not divide.
+      decay: which parameters decay.
+    """
+
+    model: nn.Module
+    optimizer: Any
+    train_step: TrainStep
+    objective: Objective
+    state: TrainState
+    shardings: Any
+    replicated: list[str]
+    decay: DecayReport
+
+
+def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
+    """Builds model, optimizer and train step of a config with all values decided; computes nothing."""
+    model, objective = make_model(config), make_objective(config)
+    optimizer_arguments, schedule_arguments = dict(config.optimizer), dict(config.schedule)
+    schedule = make_schedule(learning_rate=optimizer_arguments.pop("learning_rate"), **schedule_arguments)
+    batch = example_batch(config.data.length)
+    params = abstract_params(model, batch)
+    optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **optimizer_arguments)
+    state = abstract_state(model, optimizer, batch)
+    shardings, replicated = state_shardings(state, mesh)
+    step = make_train_step(model, objective, optimizer, schedule, accumulation_steps=config.train.accumulation_steps)
+    return Parts(
+        model=model,
+        optimizer=optimizer,
+        train_step=jit_train_step(step, shardings),
+        objective=objective,
+        state=place(state, shardings),
+        shardings=shardings,
+        replicated=replicated,
+        decay=decay,
+    )
+
+
+def place(abstract: Any, shardings: Any) -> Any:
+    """A tree of shapes with the shardings that its arrays are to have."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+    )
+
+
+def count_parameters(params: Any) -> int:
+    """How many numbers a tree of parameters (or of their shapes) holds."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

@@ -1,0 +1,40 @@
+"""Everything that a config may name, with a line each."""
+
+import ast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxformer.training.config import bundled_configs
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """By kind of thing, each name with a line of what it is."""
+    from jaxformer.attention import ATTENTION
+    from jaxformer.data import DATASETS
+    from jaxformer.models import MODELS
+    from jaxformer.training.objectives import OBJECTIVES
+    from jaxformer.training.optimizers import OPTIMIZERS
+    from jaxformer.training.schedules import SCHEDULES
+
+    return {
+        "experiments": {name: _first_line(_module_docstring(path)) for name, path in bundled_configs().items()},
+        "attentions": {name: kind.summary for name, kind in ATTENTION.items()},
+        "models": _documented(MODELS),
+        "datasets": _documented(DATASETS),
+        "objectives": _documented(OBJECTIVES),
+        "optimizers": _documented(OPTIMIZERS),
+        "schedules": _documented(SCHEDULES),
+    }
+
+
+def _documented(table: Mapping[str, Callable[..., Any]]) -> dict[str, str]:
+    return {name: _first_line(function.__doc__) for name, function in table.items()}
+
+
+def _module_docstring(path: Path) -> str | None:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _first_line(docstring: str | None) -> str:
+    return docstring.strip().splitlines()[0] if docstring else ""

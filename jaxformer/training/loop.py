@@ -1,0 +1,299 @@
+"""One run from start to end: mesh, data, model and optimizer, restore or init, steps, close."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxformer.training.assembly import Parts, count_parameters, decided_values, example_batch, load_data, make_parts
+from jaxformer.training.checkpoint_reading import CheckpointError
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.compilation_cache import enable_compilation_cache
+from jaxformer.training.config import RunConfig, differences, read_config, resolve, write_config
+from jaxformer.training.evaluate import EvalStep, evaluate, validation_batches
+from jaxformer.training.metrics import MetricsWriter, cut_back, read_metrics
+from jaxformer.training.overrides import ConfigError
+from jaxformer.training.progress import Progress
+from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.sampling import sample_text
+from jaxformer.training.sharding import data_shard, make_mesh, shard_batch
+from jaxformer.training.signals import Interruption, TrainingInterrupted, deferred_interruption
+from jaxformer.training.state import TrainState, init_state
+from jaxformer.training.step import make_eval_step
+from jaxformer.training.step_log import StepLog
+
+_NON_FINITE = ("skip", "stop")
+
+
+def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> dict[str, Any]:
+    """Trains to the end of a config, from the last checkpoint where the run directory has one.
+
+    The same config, data and machine give the same parameters bit for bit, however often the run was interrupted.
+    SIGTERM and Ctrl-C let the running step finish and save it; a second Ctrl-C ends at once.
+
+    Args:
+      config: from `load_config`, or a ConfigDict like those.
+      workdir: the run directory; made where it does not exist.
+
+    Returns:
+      The last figures: status "completed", step, training loss, and the validation figures of `evaluate`.
+
+    Raises:
+      ValueError: config, data, run directory or checkpoint cannot be used; the message says why.
+      TrainingInterrupted: (a KeyboardInterrupt) a signal came; everything is saved.
+    """
+    given = config if isinstance(config, RunConfig) else RunConfig(config)
+    directory = RunDirectory(Path(workdir))
+    enable_compilation_cache()
+    with (
+        deferred_interruption() as interruption,
+        _sole_writer(directory),
+        Progress(quiet=jax.process_index() > 0) as progress,
+    ):
+        mesh = make_mesh(**given.config.mesh)
+        data = _load_data(given.config, directory)
+        config = _settle(given, directory, data)
+        parts = make_parts(config, mesh)
+        _introduce(progress, config, mesh, data, parts)
+        with Checkpoints(
+            directory.checkpoints,
+            keep_latest=config.checkpoint.keep_latest,
+            keep_best=config.checkpoint.keep_best,
+        ) as checkpoints:
+            for note in checkpoints.notes:
+                progress.say(note)
+            batches = _training_batches(config, data, mesh)
+            state, start = _restore_or_init(config, parts, checkpoints, batches, data, progress)
+            with _open_records(directory, config, data, start) as metrics:
+                run = _Run(config, workdir, mesh, data, parts, checkpoints, metrics, progress, interruption)
+                return _train(run, state, start, batches)
+
+
+@contextlib.contextmanager
+def _sole_writer(directory: RunDirectory) -> Iterator[None]:
+    """Makes and locks the run directory, in the first process; the others rely on it."""
+    if jax.process_index() > 0:
+        yield
+        return
+    directory.create()
+    with directory.lock():
+        yield
+
+
+def _load_data(config: ConfigDict, directory: RunDirectory) -> Any:
+    """The data, with the tokenizer that the run began with."""
+    if directory.exists:
+        return load_data(config, tokenizer=directory.tokenizer(config.data.tokenizer))
+    return load_data(config)
+
+
+def _settle(given: RunConfig, directory: RunDirectory, data: Any) -> ConfigDict:
+    """Compares the config with the one that the run began with, writes it, and fills in what the run decides.
+
+    Raises:
+      ConfigError: the run began with another config; the differences are listed.
+    """
+    if directory.exists:
+        before, decided = read_config(directory.config)
+        lines = differences(before.config, given.config)
+        if lines:
+            raise ConfigError(
+                f"{directory.path} holds a run of another config, which cannot go on with this one: {'; '.join(lines)}"
+            )
+    else:
+        decided = decided_values(given.config, data)
+    config = resolve(given.config, decided)
+    if config.train.non_finite not in _NON_FINITE:
+        raise ConfigError(f"config.train.non_finite is {config.train.non_finite!r}, must be one of skip, stop")
+    if jax.process_index() == 0:
+        if given.config.data.tokenizer != "bytes" and not directory.exists:
+            data.tokenizer.save(directory.tokenizer(given.config.data.tokenizer))
+        write_config(directory.config, given, decided)
+    return config
+
+
+def _introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, parts: Parts) -> None:
+    """Says what the run is made of."""
+    devices = jax.devices()
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
+    progress.say(f"model: {config.model.name}, {count_parameters(parts.state.params):,} parameters")
+    progress.say(f"devices: {len(devices)} × {devices[0].device_kind}{f', mesh {sizes}' if sizes else ''}")
+    progress.say(parts.decay.summary())
+    for line in parts.replicated:
+        progress.say(f"replicated: {line}")
+    progress.say(f"data: {data.summary}")
+    progress.say(
+        f"for scale, on the validation text: unigram entropy {data.unigram_loss:.4f} nats per token = "
+        f"{data.unigram_bits_per_byte:.4f} bits per byte; lzma {data.lzma_bits_per_byte:.4f} bits per byte"
+    )
+
+
+def _training_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Any:
+    """The iterator over this process's part of every batch."""
+    from jaxformer.data import train_batches
+
+    index, count = data_shard(mesh)
+    return train_batches(
+        data.train_rows,
+        batch_size=config.train.batch_size,
+        seed=config.seed,
+        process_index=index,
+        process_count=count,
+        prefetch=config.data.prefetch,
+    )
+
+
+def _restore_or_init(
+    config: ConfigDict, parts: Parts, checkpoints: Checkpoints, batches: Any, data: Any, progress: Progress
+) -> tuple[TrainState, int]:
+    """The state to begin with and the updates it has had; the batches then stand where they stood.
+
+    Raises:
+      CheckpointError: the checkpoint does not fit the model, or the data have changed since.
+    """
+    if not checkpoints.steps:
+        example = example_batch(config.data.length)
+        return init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings), 0
+    step = checkpoints.steps[-1]
+    saved = checkpoints.facts(step).get("data_hash")
+    if saved != data.hash:
+        raise CheckpointError(
+            f"the training data have changed since step {step} was saved (hash {saved} then, {data.hash} now): "
+            "the run cannot go on; begin another in a new workdir"
+        )
+    state = checkpoints.restore(step, parts.state, batches)
+    progress.say(f"restored step {step} from {checkpoints.directory}")
+    return state, step
+
+
+@contextlib.contextmanager
+def _open_records(directory: RunDirectory, config: ConfigDict, data: Any, start: int) -> Iterator[MetricsWriter | None]:
+    """Opens the metrics, cut back to the step restored, and notes the start; only in the first process."""
+    if jax.process_index() > 0:
+        yield None
+        return
+    directory.record_start({"data_hash": data.hash, "data": data.summary, "from_step": start})
+    cut_back(directory.metrics, start)
+    with MetricsWriter(directory.metrics, directory.tensorboard if config.log.tensorboard else None) as metrics:
+        yield metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What stays the same from step to step."""
+
+    config: ConfigDict
+    workdir: str | Path
+    mesh: Mesh
+    data: Any
+    parts: Parts
+    checkpoints: Checkpoints
+    metrics: MetricsWriter | None
+    progress: Progress
+    interruption: Interruption
+
+
+def _train(run: _Run, state: TrainState, start: int, batches: Any) -> dict[str, Any]:
+    """The steps from `start` to the last, with what is due between them."""
+    config, last = run.config, run.config.train.steps
+    if start >= last:
+        return _already_done(run, state, start)
+    eval_step = jax.jit(make_eval_step(run.parts.model, run.parts.objective))
+    log = StepLog(run.metrics, run.progress, stop=config.train.non_finite == "stop")
+    saved, figures = start, {}
+    run.progress.start(start, last)
+    for step in range(start + 1, last + 1):
+        _stop_if_asked(run, log, state, step - 1, saved, batches)
+        state, step_metrics = run.parts.train_step(state, shard_batch(next(batches), run.mesh))
+        log.add(step, step_metrics)
+        evaluating, saving = _due(step, config.eval.every_steps, last), _due(step, config.checkpoint.every_steps, last)
+        if evaluating or saving or _due(step, config.log.every_steps, last):
+            log.write()
+        if evaluating:
+            figures = _evaluate(run, eval_step, state, step)
+            saving |= run.checkpoints.is_best(figures["loss"])
+        if saving:
+            run.checkpoints.save(step, state, batches, _facts(run, figures if evaluating else {}))
+            saved = step
+        if evaluating or saving:
+            log.restart_clock()
+    run.checkpoints.wait()
+    return _result(last, log.last["loss"], figures)
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    """Whether something done every so many steps (0 = never but at the last) is due."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def _result(step: int, loss: float | None, figures: Mapping[str, Any]) -> dict[str, Any]:
+    validation = {name if name != "loss" else "validation_loss": value for name, value in figures.items()}
+    return {"status": "completed", "step": step, "train_loss": loss, **validation}
+
+
+def _already_done(run: _Run, state: TrainState, step: int) -> dict[str, Any]:
+    """The figures of a run that has nothing left to do."""
+    run.progress.say(f"nothing to do: step {step} is saved and train.steps is {run.config.train.steps}")
+    records = [record for record in read_metrics(RunDirectory(Path(run.workdir)).metrics) if record["step"] == step]
+    figures = {record.pop("split"): record for record in records}
+    validation = figures.get("validation")
+    if validation is None:
+        eval_step = jax.jit(make_eval_step(run.parts.model, run.parts.objective))
+        validation = _evaluate(run, eval_step, state, step)
+    validation = {name: value for name, value in validation.items() if name != "step"}
+    return _result(step, figures.get("train", {}).get("loss"), validation)
+
+
+def _facts(run: _Run, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds besides arrays and data position."""
+    return {"loss": figures.get("loss"), "data_hash": run.data.hash}
+
+
+def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> dict[str, float]:
+    """Evaluates on the validation data, and writes the figures and a sample of text."""
+    batches = validation_batches(run.config, run.data, run.mesh)
+    figures = evaluate(eval_step, state.params, state.model_state, batches, run.mesh, run.data.validation_bytes)
+    run.progress.say(
+        f"step {step}  validation loss {figures['loss']:.4f}  perplexity {figures['perplexity']:.4g}  "
+        f"{figures['bits_per_byte']:.4f} bits per byte"
+    )
+    if run.metrics is not None:
+        run.metrics.write(step, "validation", **figures)
+    # One process draws the sample; the parameters of several are spread out of its reach.
+    if run.metrics is not None and run.config.sample.max_new_tokens > 0 and jax.process_count() == 1:
+        text = sample_text(
+            run.parts.model, state.params, state.model_state, run.data.tokenizer, run.config, run.config.seed + step
+        )
+        run.metrics.write(step, "sample", text=text)
+        run.progress.say(f"sample:\n{text}")
+    return figures
+
+
+def _stop_if_asked(run: _Run, log: StepLog, state: TrainState, step: int, saved: int, batches: Any) -> None:
+    """Saves and raises if a signal has come to this process or another.
+
+    Raises:
+      TrainingInterrupted: a signal came.
+    """
+    name = run.interruption.signal_name
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        if multihost_utils.process_allgather(name is not None).any():
+            name = name or "SIGTERM"
+    if name is None:
+        return
+    run.progress.stop()
+    log.fetch()
+    if step > saved:
+        run.checkpoints.save(step, state, batches, _facts(run, {}))
+    run.checkpoints.wait()
+    run.progress.say(
+        f"interrupted by {name} after step {step}, which is saved; go on with: jaxformer train --workdir={run.workdir}"
+    )
+    raise TrainingInterrupted(step, name)

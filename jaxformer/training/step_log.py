@@ -1,0 +1,86 @@
+"""The figures of training steps: fetched late, so that the device never waits, and written once each."""
+
+import time
+from typing import Any
+
+import jax
+
+from jaxformer.training.metrics import MetricsWriter
+from jaxformer.training.progress import Progress
+
+# Steps that may be under way at once: enough to keep the device busy, few enough to stop soon.
+_IN_FLIGHT = 2
+
+
+class NonFiniteError(ValueError):
+    """A step without a finite loss or gradient, in a run that is to stop there."""
+
+
+class StepLog:
+    """Collects the device scalars of steps.
+
+    Args:
+      metrics: where the figures go; None = nowhere.
+      progress: who is told.
+      stop: whether a step that is not finite ends the run; otherwise it is told and the run goes on.
+
+    Attributes:
+      last: the figures of the last step written.
+    """
+
+    def __init__(self, metrics: MetricsWriter | None, progress: Progress, *, stop: bool):
+        self._metrics, self._progress, self._stop = metrics, progress, stop
+        self._pending: list[tuple[int, dict[str, Any]]] = []
+        self._clock: float | None = None
+        self._fetched: list[tuple[int, dict[str, float]]] = []
+        self.last: dict[str, float] = {}
+
+    def add(self, step: int, figures: dict[str, Any]) -> None:
+        """Takes a step's figures as they are on the device, and waits for the step but one before."""
+        self._pending.append((step, figures))
+        if self._clock is None:  # the first step compiles, which would spoil the speed
+            jax.block_until_ready(figures)
+            self.restart_clock()
+        elif len(self._pending) >= _IN_FLIGHT:
+            jax.block_until_ready(self._pending[-_IN_FLIGHT][1]["loss"])
+
+    def restart_clock(self) -> None:
+        """Leaves the time until now out of the speed."""
+        self._clock = time.monotonic()
+
+    def fetch(self) -> None:
+        """Fetches the figures of all steps so far, and tells which were not finite.
+
+        Raises:
+          NonFiniteError: one was not, and the run is to stop there.
+        """
+        for step, figures in jax.device_get(self._pending):
+            self._fetched.append((step, {name: float(value) for name, value in figures.items()}))
+            if figures["skipped"]:
+                self._tell_skipped(*self._fetched[-1])
+        self._pending = []
+
+    def write(self) -> None:
+        """Writes the figures of the last step, with the speed and the steps skipped since those written before.
+
+        Raises:
+          NonFiniteError: a step was not finite, and the run is to stop there.
+        """
+        self.fetch()
+        step, figures = self._fetched[-1]
+        seconds = time.monotonic() - (self._clock or 0.0)
+        speed = sum(figures["weight_sum"] for _, figures in self._fetched) / max(seconds, 1e-9)
+        skipped = sum(figures["skipped"] for _, figures in self._fetched)
+        self.last = {name: value for name, value in figures.items() if name not in ("loss_sum", "weight_sum")}
+        self.last |= {"tokens": figures["weight_sum"], "skipped": skipped}
+        if self._metrics is not None:
+            self._metrics.write(step, "train", **self.last, tokens_per_second=round(speed, 1))
+        self._progress.update(step, figures["loss"], speed)
+        self._fetched = []
+        self.restart_clock()
+
+    def _tell_skipped(self, step: int, figures: dict[str, float]) -> None:
+        what = f"step {step}: loss {figures['loss']}, gradient norm {figures['gradient_norm']}"
+        if self._stop:
+            raise NonFiniteError(f"{what}: not finite, and config.train.non_finite is stop; nothing of it was applied")
+        self._progress.say(f"{what}: not finite, skipped")
