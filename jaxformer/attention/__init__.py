@@ -1,0 +1,16 @@
+"""The catalogue of attentions: pure functions on arrays. Needs JAX alone."""
+
+from jaxformer.attention.cache import KeyValueCache, dense_step, init_cache
+from jaxformer.attention.catalogue import ATTENTION
+from jaxformer.attention.dense import dense_attention, dense_attention_weights
+from jaxformer.attention.kinds import AttentionKind
+
+__all__ = [
+    "ATTENTION",
+    "AttentionKind",
+    "KeyValueCache",
+    "dense_attention",
+    "dense_attention_weights",
+    "dense_step",
+    "init_cache",
+]

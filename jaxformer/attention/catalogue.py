@@ -1,0 +1,25 @@
+"""Every kind of attention by name: the one table that configs, docs, tests and the viewer read."""
+
+from jaxformer.attention.cache import dense_step, init_cache
+from jaxformer.attention.dense import dense_attention, dense_attention_weights
+from jaxformer.attention.kinds import AttentionKind
+
+ATTENTION: dict[str, AttentionKind] = {
+    "dense": AttentionKind(
+        name="dense",
+        function=dense_attention,
+        weights=dense_attention_weights,
+        init_cache=init_cache,
+        step=dense_step,
+        cost="O(T S) time, O(T + S) memory",
+        causal=True,
+        cross=True,
+        grouped_heads=True,
+        positions=True,
+        segments=True,
+        bias=True,
+        dropout=True,
+        paper='Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762',
+        summary="each query sees every key that masks allow",
+    ),
+}

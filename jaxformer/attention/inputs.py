@@ -1,0 +1,123 @@
+"""What every attention checks first: users' arrays in, arrays of known shape and dtype out, or a clear ValueError."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.functional import as_mask, compute_dtype
+
+
+def check_tensor(array: ArrayLike, name: str, axes: str) -> Float[Array, "..."]:
+    """The array, refused unless it is floating with the four axes that `axes` names."""
+    array = jnp.asarray(array)
+    if array.ndim != 4:
+        raise ValueError(f"{name} has shape {array.shape}; it must be {axes}.")
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{name} is {array.dtype}; it must be floating.")
+    return array
+
+
+def check_query_key(query: ArrayLike, key: ArrayLike) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"]]:
+    """Query and key of one batch, dtype and head size, with key heads that divide the query heads."""
+    query = check_tensor(query, "query", "[batch, queries, heads, head_dim]")
+    key = check_tensor(key, "key", "[batch, keys, kv_heads, head_dim]")
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or query.shape[3] == 0:
+        raise ValueError(
+            f"query {query.shape} and key {key.shape} must have equal batch sizes and equal head_dim >= 1."
+        )
+    if query.dtype != key.dtype:
+        raise ValueError(f"query is {query.dtype} and key is {key.dtype}; they must have the same dtype.")
+    num_heads, num_kv_heads = query.shape[2], key.shape[2]
+    if num_kv_heads == 0 or num_heads == 0 or num_heads % num_kv_heads:
+        raise ValueError(f"query has {num_heads} heads and key has {num_kv_heads}; key heads must divide query heads.")
+    return query, key
+
+
+def check_value(value: ArrayLike, key: Float[Array, "B S K H"]) -> Float[Array, "B S K Hv"]:
+    """The value, refused unless it stands token by token and head by head beside the key."""
+    value = check_tensor(value, "value", "[batch, keys, kv_heads, value_dim]")
+    if value.shape[:3] != key.shape[:3]:
+        raise ValueError(f"value {value.shape} and key {key.shape} must have equal batch, keys and heads.")
+    return value
+
+
+def check_key_mask(key_mask: ArrayLike | None, batch_size: int, length: int) -> Bool[Array, "#B S"] | None:
+    """The key mask as bool [B, S] or [1, S]."""
+    if key_mask is None:
+        return None
+    key_mask = as_mask(key_mask, "key_mask")
+    if key_mask.ndim != 2 or key_mask.shape[0] not in (1, batch_size) or key_mask.shape[1] != length:
+        raise ValueError(f"key_mask has shape {key_mask.shape}; it must be {(batch_size, length)} (batch, keys).")
+    return key_mask
+
+
+def check_token_numbers(
+    queries: ArrayLike | None, keys: ArrayLike | None, what: str, batch_size: int, num_queries: int, num_keys: int
+) -> tuple[Int[Array, "#B T"] | None, Int[Array, "#B S"] | None]:
+    """Positions or segments of queries and keys; one alone serves both where T = S."""
+    if queries is None and keys is None:
+        return None, None
+    if queries is None or keys is None:
+        if num_queries != num_keys:
+            raise ValueError(
+                f"query_{what} and key_{what} go together where the {num_queries} queries are not the {num_keys} keys."
+            )
+        queries = keys = keys if queries is None else queries
+    checked = []
+    for numbers, role, length in ((queries, "query", num_queries), (keys, "key", num_keys)):
+        numbers = jnp.asarray(numbers)
+        if not jnp.issubdtype(numbers.dtype, jnp.integer):
+            raise ValueError(f"{role}_{what} is {numbers.dtype}; it must be integer.")
+        if numbers.ndim != 2 or numbers.shape[0] not in (1, batch_size) or numbers.shape[1] != length:
+            raise ValueError(f"{role}_{what} has shape {numbers.shape}; it must be {(batch_size, length)}.")
+        checked.append(numbers.astype(jnp.int32))
+    return checked[0], checked[1]
+
+
+def check_broadcast(array_shape: tuple[int, ...], name: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """The array's shape filled up to four axes, refused unless it broadcasts to `shape`, [B, N, T, S]."""
+    try:
+        fits = np.broadcast_shapes(array_shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} has shape {array_shape}; it must broadcast to (batch, heads, queries, keys) = {shape}."
+        )
+    return (1,) * (4 - len(array_shape)) + array_shape
+
+
+def check_scale(scale: ArrayLike | None, head_dim: int) -> float | Float[Array, ""]:
+    """The factor on the logits: 1 / sqrt(head_dim) unless given."""
+    if scale is None:
+        return head_dim**-0.5
+    if isinstance(scale, int | float):
+        return float(scale)
+    scale = jnp.asarray(scale)
+    if scale.ndim or not jnp.issubdtype(scale.dtype, jnp.floating):
+        raise ValueError(f"scale is {scale.dtype} {scale.shape}; it must be a number.")
+    return scale
+
+
+def scale_query(query: Float[Array, "B T N H"], scale: float | Float[Array, ""]) -> Float[Array, "B T N H"]:
+    """The query times the scale, so that no implementation has to know it; rounded once to the query's dtype."""
+    dtype = compute_dtype(query.dtype)
+    return (query.astype(dtype) * jnp.asarray(scale, dtype)).astype(query.dtype)
+
+
+def check_dropout(dropout_rate: float, rng: Array | None) -> float:
+    """The rate in force: 0 without an rng."""
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(f"dropout_rate is {dropout_rate}; it must be in [0, 1).")
+    if rng is None:
+        return 0.0
+    if not isinstance(rng, jax.Array) or not jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.ndim:
+        raise ValueError("rng must be one typed key, as jax.random.key(seed) makes it.")
+    return float(dropout_rate)
+
+
+def hide_missing(array: Float[Array, "B S K H"], key_mask: Bool[Array, "#B S"] | None) -> Float[Array, "B S K H"]:
+    """Zeros where no key exists, so that nothing stored there, NaN included, reaches an output or a gradient."""
+    return array if key_mask is None else jnp.where(key_mask[:, :, None, None], array, jnp.zeros((), array.dtype))
