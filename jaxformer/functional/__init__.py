@@ -1,5 +1,6 @@
 """Formulas as pure functions: arrays in, arrays out. Needs JAX alone."""
 
+from jaxformer.functional.losses import CrossEntropy, chunked_cross_entropy, cross_entropy, mean_loss
 from jaxformer.functional.masks import (
     as_mask,
     causal_mask,
@@ -9,7 +10,7 @@ from jaxformer.functional.masks import (
     segment_mask,
 )
 from jaxformer.functional.norms import layer_norm, rms_norm
-from jaxformer.functional.numerics import compute_dtype
+from jaxformer.functional.numerics import compute_dtype, first_argmax
 from jaxformer.functional.positions import (
     AlibiBias,
     RelativeBias,
@@ -18,23 +19,42 @@ from jaxformer.functional.positions import (
     relative_position_bucket,
     sinusoidal_positions,
 )
+from jaxformer.functional.sampling import (
+    apply_repetition_penalty,
+    check_sampling,
+    min_p_filter,
+    sample_logits,
+    top_k_filter,
+    top_p_filter,
+)
 from jaxformer.functional.softmax import masked_softmax
 
 __all__ = [
     "AlibiBias",
+    "CrossEntropy",
     "RelativeBias",
     "alibi_slopes",
+    "apply_repetition_penalty",
     "apply_rotary",
     "as_mask",
     "causal_mask",
+    "check_sampling",
+    "chunked_cross_entropy",
     "combine_masks",
     "compute_dtype",
+    "cross_entropy",
+    "first_argmax",
     "layer_norm",
     "mask_from_lengths",
     "masked_softmax",
+    "mean_loss",
+    "min_p_filter",
     "padding_mask",
     "relative_position_bucket",
     "rms_norm",
+    "sample_logits",
     "segment_mask",
     "sinusoidal_positions",
+    "top_k_filter",
+    "top_p_filter",
 ]

@@ -186,7 +186,7 @@ class RelativeBias:
           [B, N, T, S], float32 (float64 for a float64 table).
 
         Raises:
-          ValueError: positions are not integer [B, T] and [B, S], or the table has too few buckets for bidirectional and max_distance.
+          ValueError: positions are not integer [B, T] and [B, S], or the table has too few buckets.
         """
         table = jnp.asarray(self.table)
         distances = _distances(*token_pairs(query_positions, key_positions, "positions"))
