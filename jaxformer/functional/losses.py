@@ -166,7 +166,7 @@ def _sums(
         loss_sum=(weights * (log_sum - label_shifted)).sum(),
         weight_sum=weights.sum(),
         num_correct=jnp.where(correct, weights, 0).sum(),
-        z_loss_sum=z_loss * (weights * jnp.square(log_sum + highest)).sum(),
+        z_loss_sum=z_loss * (weights * jnp.square(log_sum + highest)).sum() if z_loss else jnp.zeros((), dtype),
     )
 
 

@@ -22,7 +22,7 @@ def sample_logits(
     rng: Array | None,
     logits: ArrayLike,
     *,
-    temperature: float = 1.0,
+    temperature: float | Array = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -31,9 +31,10 @@ def sample_logits(
     """Draws one token per row from softmax(logits / temperature), cut by top_k, then top_p, then min_p.
 
     Args:
-      rng: typed PRNG key (`jax.random.key`); may be None at temperature 0.
+      rng: typed PRNG key (`jax.random.key`), or [B] of them, one per row; may be None at temperature 0.
       logits: floating [B, V]; -inf excludes a token.
       temperature: 0 takes the most likely token (the first one of equals); as it grows, the choice tends to uniform.
+        A scalar JAX array, which may be traced so that a new value does not compile anew, must be above 0.
       top_k: number of most likely tokens to choose from, at least 1; above V it cuts nothing. None = no cut.
       top_p: see `top_p_filter`. None = no cut.
       min_p: see `min_p_filter`. None = no cut.
@@ -43,15 +44,15 @@ def sample_logits(
       int32 [B], each in [0, vocab_size).
 
     Raises:
-      ValueError: an argument out of its range, or no rng at a temperature above 0.
+      ValueError: an argument out of its range, or at a temperature above 0 no rng, or other than 1 or B typed keys.
     """
-    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    fixed_temperature = 1.0 if isinstance(temperature, jax.Array) else temperature
+    check_sampling(temperature=fixed_temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     scores = _real_tokens(logits, vocab_size)
-    if temperature == 0:
+    if fixed_temperature == 0:
         return first_argmax(scores)
-    if rng is None:
-        raise ValueError(f"rng is None; temperature {temperature} needs a PRNG key.")
-    scores = _below_highest(scores) / max(temperature, float(jnp.finfo(jnp.float32).tiny))
+    rng = _checked_keys(rng, scores.shape[0])
+    scores = _below_highest(scores) / jnp.maximum(jnp.asarray(temperature, jnp.float32), jnp.finfo(jnp.float32).tiny)
     tokens = None
     if top_k is not None and top_k < scores.shape[-1]:
         scores, tokens = jax.lax.top_k(scores, top_k)
@@ -202,6 +203,13 @@ def _integer(value: int, name: str) -> int:
         raise ValueError(f"{name} is {value!r}; it must be an integer.") from None
 
 
+def _checked_keys(rng: Array | None, batch: int) -> Array:
+    if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
+        found = "None" if rng is None else f"{rng.dtype} {rng.shape}"
+        raise ValueError(f"rng is {found}; a temperature above 0 needs one jax.random.key, or {batch}, one per row.")
+    return rng
+
+
 def _real_tokens(logits: ArrayLike, vocab_size: int | None) -> Float[Array, "B vocab_size"]:
     logits = as_floating(logits, "logits")
     if logits.ndim != 2:
@@ -262,10 +270,16 @@ def _draw(rng: Array, scores: Float[Array, "B V"]) -> Int[Array, "B"]:
     batch, columns = scores.shape
     masses = jnp.exp(_below_highest(scores))
     masses = jnp.pad(masses, ((0, 0), (0, -columns % _BLOCK))).reshape(batch, -1, _BLOCK)
-    uniform = jax.random.uniform(rng, (batch, 2), jnp.float32)
+    uniform = _uniform(rng, batch)
     block = _invert(masses.sum(-1), uniform[:, 0])
     within = jnp.take_along_axis(masses, block[:, None, None], axis=1)[:, 0]
     return block * _BLOCK + _invert(within, uniform[:, 1])
+
+
+def _uniform(rng: Array, batch: int) -> Float[Array, "B 2"]:
+    if rng.ndim:
+        return jax.vmap(lambda key: jax.random.uniform(key, (2,), jnp.float32))(rng)
+    return jax.random.uniform(rng, (batch, 2), jnp.float32)
 
 
 def _invert(masses: Float[Array, "B M"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
