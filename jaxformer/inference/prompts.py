@@ -1,0 +1,118 @@
+"""Prompts of unequal length as one left-padded array whose width is one of few, and the checks that come first."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Int
+
+_SMALLEST_BUCKET = 16
+
+
+class PromptBatch(NamedTuple):
+    """Prompts, each at the right end of its row, so that every row's next token goes into the same slot.
+
+    Attributes:
+      tokens: int32 [B, P], 0 in the padding.
+      lengths: int32 [B], real tokens of each row.
+    """
+
+    tokens: Int[np.ndarray, "B P"]
+    lengths: Int[np.ndarray, "B"]
+
+
+def bucket(length: int, limit: int | None = None) -> int:
+    """The smallest power of two from 16 on that holds ``length``, but no more than ``limit``: bounds compilations."""
+    size = max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    return size if limit is None else min(size, limit)
+
+
+def pad_prompts(
+    prompts: Sequence[Sequence[int]] | ArrayLike, *, vocab_size: int, max_new_tokens: int, position_limit: int | None
+) -> PromptBatch:
+    """Check prompts and put them into one array.
+
+    Args:
+      prompts: token ids, one sequence a row, or int [B, L].
+      vocab_size: ids are below it.
+      max_new_tokens: tokens that will follow each prompt.
+      position_limit: positions that the model has; None = any number.
+
+    Returns:
+      ``PromptBatch``.
+
+    Raises:
+      ValueError: no prompts, an empty one, ids that are not integers or out of range, or more tokens than positions.
+    """
+    rows = [_as_ids(prompt, row) for row, prompt in enumerate(_as_rows(prompts))]
+    if not rows:
+        raise ValueError("prompts is empty; it must hold at least one sequence of token ids.")
+    for row, ids in enumerate(rows):
+        _check_row(ids, row, vocab_size, max_new_tokens, position_limit)
+    lengths = np.array([ids.size for ids in rows], np.int32)
+    width = bucket(int(lengths.max()), position_limit)
+    tokens = np.zeros((len(rows), width), np.int32)
+    for row, ids in enumerate(rows):
+        tokens[row, width - ids.size :] = ids
+    return PromptBatch(tokens, lengths)
+
+
+def check_token(token: Any, name: str, vocab_size: int | None = None) -> int:
+    """A token id as an int, refused unless it is an integer within int32, and below ``vocab_size`` where that is given.
+
+    Raises:
+      ValueError: naming the argument, its value and its range.
+    """
+    low, high = (0, vocab_size) if vocab_size is not None else (-(2**31), 2**31)
+    if not _is_integer(token) or not low <= int(token) < high:
+        raise ValueError(f"{name}={token!r} must be an integer in [{low}, {high}).")
+    return int(token)
+
+
+def check_count(count: Any, name: str) -> int:
+    """A number of tokens as an int, refused unless it is an integer of at least 1."""
+    if not _is_integer(count) or int(count) < 1:
+        raise ValueError(f"{name}={count!r} must be an integer of at least 1.")
+    return int(count)
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+def _as_rows(prompts: Any) -> list[Any]:
+    """The prompts one by one; a single prompt or text is a frequent mistake and is named."""
+    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
+        raise ValueError(f"prompts={prompts!r} must be sequences of token ids, one per row; encode texts first.")
+    if np.ndim(prompts if hasattr(prompts, "ndim") else 0) == 1:
+        raise ValueError(f"prompts has shape {prompts.shape}; it must be [batch, length]: prompts[None] for one.")
+    return list(prompts)
+
+
+def _as_ids(prompt: Any, row: int) -> Int[np.ndarray, "L"]:
+    """One prompt's ids."""
+    if isinstance(prompt, str | bytes) or np.ndim(prompt) != 1:
+        raise ValueError(f"prompts[{row}]={prompt!r} must be a sequence of token ids.")
+    ids = np.asarray(prompt)
+    if ids.size and not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"prompts[{row}] holds {ids.dtype}; token ids must be integers.")
+    return ids
+
+
+def _check_row(ids: np.ndarray, row: int, vocab_size: int, max_new_tokens: int, position_limit: int | None) -> None:
+    if not ids.size:
+        raise ValueError(f"prompts[{row}] is empty; give it at least one token, such as the tokenizer's bos_id.")
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if wrong.size:
+        raise ValueError(f"prompts[{row}] holds the id {wrong[0]}; ids must be in [0, {vocab_size}).")
+    if position_limit is not None and ids.size + max_new_tokens > position_limit:
+        raise ValueError(
+            f"prompts[{row}] has {ids.size} tokens and max_new_tokens={max_new_tokens}, together "
+            f"{ids.size + max_new_tokens}; the model has max_length={position_limit} positions."
+        )

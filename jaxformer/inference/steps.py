@@ -1,0 +1,75 @@
+"""How generation runs a model: logits of the next token from new tokens and a cache, whatever the model is.
+
+A model that generates has ``config.vocab_size``, ``init_cache(batch_size, max_length)`` and ``apply(variables, tokens,
+positions=, key_mask=, cache=, select=)`` returning ``.logits`` and ``.aux.cache``. Caches are pytrees that only the
+model looks into: keys and values, with an encoder's output beside them, or a recurrent state.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.models import Transformer, unstack_layers
+
+
+def next_logits(
+    model: nn.Module,
+    variables: Any,
+    tokens: Int[Array, "B T"],
+    *,
+    positions: Int[Array, "B T"],
+    cache: Any,
+    key_mask: Bool[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B V"], Any]:
+    """Feed T tokens a row and return the logits of what follows the last one, and the new cache.
+
+    Args:
+      model: see above.
+      variables: its parameters and other collections.
+      tokens: int [B, T]; in column T - 1 every row has a real token.
+      positions: int [B, T], in tokens from each row's first real one.
+      cache: of the tokens so far.
+      key_mask: bool [B, T], True = the token exists.
+
+    Returns:
+      Logits float32 [B, vocab_size] and the cache.
+    """
+    last = jnp.full((tokens.shape[0], 1), tokens.shape[1] - 1, jnp.int32)
+    out: Any = model.apply(variables, tokens, positions=positions, key_mask=key_mask, cache=cache, select=last)
+    return out.logits[:, 0].astype(jnp.float32), out.aux.cache
+
+
+def left_padded_positions(
+    lengths: Int[Array, "B"], width: int
+) -> tuple[Int[Array, "B {width}"], Bool[Array, "B {width}"]]:
+    """Positions 0, 1, … of rows that stand at the right end of ``width`` columns, and which columns hold a token."""
+    positions = jnp.arange(width, dtype=jnp.int32)[None] - (width - lengths[:, None])
+    return jnp.maximum(positions, 0), positions >= 0
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """How many positions the model has; None where it computes them."""
+    if isinstance(model, Transformer) and model.config.positions == "learned":
+        return model.config.max_length
+    return None
+
+
+def for_single_tokens(model: nn.Module) -> nn.Module:
+    """The same function arranged for one token at a time, which is bound by reading the weights.
+
+    A scan over layers copies each layer's slice of the stacked weights before it is used; separate arrays are read
+    where they lie. Where the model returned is another one than given, its variables are those of ``unstack``.
+    """
+    if not isinstance(model, Transformer) or not model.config.scan_layers:
+        return model
+    return model.clone(config=dataclasses.replace(model.config, scan_layers=False))
+
+
+@jax.jit
+def unstack(variables: Any) -> Any:
+    """Variables of a scanned stack with a separate array for every layer."""
+    return {**variables, "params": unstack_layers(variables["params"])}
