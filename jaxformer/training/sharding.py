@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.training.optimizers import parameter_path
 
@@ -21,7 +21,9 @@ MESH_AXES = ("data", "fsdp", "tensor", "expert")
 
 BATCH_AXES = ("data", "fsdp")
 
-PARTITION_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+PartitionRules = Sequence[tuple[str, tuple[str | None, ...]]]
+
+PARTITION_RULES: PartitionRules = (
     (r"experts/(gate|up)/kernel$", ("expert", "fsdp", "tensor")),
     (r"experts/down/kernel$", ("expert", "tensor", "fsdp")),
     (r"token_embedding/embedding$", ("tensor", "fsdp")),
@@ -66,14 +68,14 @@ def make_mesh(
 
 
 def partition_spec(
-    path: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[tuple[str, tuple[str | None, ...]]] = PARTITION_RULES
+    path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, rules: PartitionRules = PARTITION_RULES
 ) -> tuple[PartitionSpec, list[str]]:
     """Finds how one array is laid out.
 
     Args:
       path: the array's path in its tree, joined by ``/``.
       shape: its shape.
-      mesh: the mesh.
+      mesh: the mesh, or an abstract one where there are no such devices.
       rules: table like ``PARTITION_RULES``.
 
     Returns:
@@ -94,13 +96,13 @@ def partition_spec(
 
 
 def state_shardings(
-    abstract_state: Any, mesh: Mesh, rules: Sequence[tuple[str, tuple[str | None, ...]]] = PARTITION_RULES
+    abstract_state: Any, mesh: Mesh | AbstractMesh, rules: PartitionRules = PARTITION_RULES
 ) -> tuple[Any, list[str]]:
     """Lays out a train state.
 
     Args:
       abstract_state: tree of shapes.
-      mesh: the mesh.
+      mesh: the mesh, or an abstract one where there are no such devices.
       rules: table like ``PARTITION_RULES``.
 
     Returns:
