@@ -41,9 +41,7 @@ def test_layer_norm_is_its_formula(x, scale, bias):
     result = layer_norm(x, scale, bias, epsilon=EPSILON)
     np.testing.assert_allclose(result, layer_norm_in_float64(x, scale, bias), atol=2e-6)
     np.testing.assert_allclose(layer_norm(x, epsilon=EPSILON), layer_norm_in_float64(x), atol=2e-6)
-    np.testing.assert_allclose(
-        layer_norm(x, None, bias, epsilon=EPSILON), layer_norm_in_float64(x, 1, bias), atol=2e-6
-    )
+    np.testing.assert_allclose(layer_norm(x, None, bias, epsilon=EPSILON), layer_norm_in_float64(x, 1, bias), atol=2e-6)
 
 
 def test_rms_norm_is_its_formula(x, scale):
