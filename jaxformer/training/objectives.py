@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.functional.losses import cross_entropy
+from jaxformer.functional import cross_entropy
 
 MODEL_INPUTS = (
     "tokens",

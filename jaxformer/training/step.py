@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.functional.losses import mean_loss
+from jaxformer.functional import mean_loss
 from jaxformer.training.objectives import Objective, ObjectiveOutput
 from jaxformer.training.schedules import Schedule
 from jaxformer.training.state import TrainState

@@ -97,7 +97,8 @@ def tiny_training(accumulation_steps=1, **fields):
     step = make_train_step(
         model, language_model, optimizer, lambda step: jnp.float32(1), accumulation_steps=accumulation_steps
     )
-    return state, jax.jit(step), batch
+    # Unoptimised code compiles in half the time; what it computes is the same.
+    return state, jax.jit(step, compiler_options={"xla_backend_optimization_level": "0"}), batch
 
 
 def assert_trees_close(left, right, tolerance):
@@ -182,7 +183,7 @@ def test_randomness_depends_on_seed_step_and_micro_batch():
 
 
 def test_dropout_repeats_for_a_step_and_changes_with_it():
-    state, step, batch = tiny_training(dropout_rate=0.5)
+    state, step, batch = tiny_training(dropout_rate=0.3)
     loss = float(step(state, batch)[1]["loss"])
     assert float(step(state, batch)[1]["loss"]) == loss
     assert float(step(state.replace(step=jnp.int32(1)), batch)[1]["loss"]) != loss
