@@ -115,7 +115,7 @@ def data_config(packing: str) -> ConfigDict:
     data.length = 256  # tokens a row
     data.packing = packing  # packed: documents never see each other; contiguous: one stream
     data.validation_fraction = 0.05  # of documents
-    data.validation_bytes = 200_000  # bytes of validation text at most
+    data.validation_bytes = optional(int, 200_000)  # bytes of validation text at most; None = all
     data.prefetch = 2  # batches made ready in the background
     return data
 

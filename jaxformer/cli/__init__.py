@@ -64,7 +64,7 @@ def _interrupted(error: KeyboardInterrupt) -> int:
     from jaxformer.training.signals import TrainingInterrupted
 
     if isinstance(error, TrainingInterrupted):
-        print_result({"status": "interrupted", "step": error.step, "signal": error.signal_name})
+        print_result({"status": "interrupted", "step": error.step, "signal": error.signal_name}, once=True)
         return 75
     print("jaxformer: aborted", file=sys.stderr, flush=True)
     sys.stdout.flush()

@@ -16,12 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=["bpe", "wordpiece", "unigram"], default="bpe", help="algorithm (bpe)")
     parser.add_argument("--vocab_size", type=int, required=True, metavar="N", help="tokens, special ones included")
     parser.add_argument("--input", required=True, metavar="GLOB", help="text file, folder or glob, or a dataset's name")
+    parser.add_argument("--field", metavar="NAME", help="field of the JSON objects, where the input is JSON lines")
     parser.add_argument("--output", required=True, metavar="F", help="the tokenizer.json to write")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Trains and writes the tokenizer, and prints what it is."""
     from jaxformer.cli.output import print_result
-    from jaxformer.training.tokenizing import train_tokenizer_file
+    from jaxformer.data import train_tokenizer_from_files
 
-    print_result(train_tokenizer_file(arguments.kind, arguments.vocab_size, arguments.input, arguments.output))
+    names = ("kind", "vocab_size", "input", "field", "output")
+    print_result(train_tokenizer_from_files(**{name: getattr(arguments, name) for name in names}))

@@ -34,4 +34,4 @@ def run(arguments: argparse.Namespace) -> None:
             config = continue_config(Path(arguments.workdir), arguments.overrides)
         else:
             config = load_config(arguments.config, arguments.overrides)
-        print_result(train_and_evaluate(config, arguments.workdir))
+        print_result(train_and_evaluate(config, arguments.workdir), once=True)

@@ -60,7 +60,8 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
             f"{config.data.length}, or None"
         )
     if config.schedule.decay_steps is None:
-        decided["schedule.decay_steps"] = config.train.steps
+        # A run shorter than its warm-up just ends within it.
+        decided["schedule.decay_steps"] = max(config.train.steps, config.schedule.warmup_steps + 1)
     return decided
 
 

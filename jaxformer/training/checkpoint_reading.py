@@ -123,7 +123,9 @@ def stored_signature(directory: Path, step: int, item: str) -> dict[str, str]:
     import orbax.checkpoint as ocp
     from etils import epath
 
-    return _signature(ocp.StandardCheckpointHandler().metadata(epath.Path(directory / str(step) / item)).tree)
+    return _signature(
+        ocp.StandardCheckpointHandler().metadata(epath.Path((directory / str(step) / item).absolute())).tree
+    )
 
 
 def check_signature(stored: Mapping[str, str], wanted: Mapping[str, str], where: str) -> None:

@@ -172,6 +172,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        if kind is KeyboardInterrupt:  # asked to end at once: the save under way is left unfinished
+            return
         if error is None:
             self.wait()
         with contextlib.suppress(Exception):  # the failure has been told, by `wait` or by the error under way

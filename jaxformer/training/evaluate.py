@@ -53,7 +53,7 @@ def evaluate(
     }
     perplexity = math.exp(loss) if loss < 700.0 else math.inf
     bits_per_byte = loss_sum / math.log(2.0) / num_bytes
-    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte, "tokens": tokens, **means}
+    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte, "tokens": int(tokens), **means}
 
 
 def validation_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Iterable[Mapping[str, np.ndarray]]:

@@ -1,8 +1,7 @@
 """One run from start to end: mesh, data, model and optimizer, restore or init, steps, close."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,30 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxformer.training.assembly import Parts, count_parameters, decided_values, example_batch, load_data, make_parts
-from jaxformer.training.checkpoint_reading import CheckpointError
+from jaxformer.training.assembly import Parts, decided_values, load_data, make_parts
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.compilation_cache import enable_compilation_cache
-from jaxformer.training.config import RunConfig, differences, read_config, resolve, write_config
+from jaxformer.training.config import RunConfig, resolve
 from jaxformer.training.evaluate import EvalStep, evaluate, validation_batches
-from jaxformer.training.metrics import MetricsWriter, cut_back, read_metrics
-from jaxformer.training.overrides import ConfigError
+from jaxformer.training.metrics import MetricsWriter, read_metrics
 from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import sample_text
-from jaxformer.training.sharding import data_shard, make_mesh, shard_batch
+from jaxformer.training.sharding import make_mesh, shard_batch
 from jaxformer.training.signals import Interruption, TrainingInterrupted, deferred_interruption
-from jaxformer.training.state import TrainState, init_state
+from jaxformer.training.startup import (
+    check_config,
+    check_sample,
+    earlier_run,
+    introduce,
+    open_records,
+    restore_or_init,
+    sole_writer,
+    training_batches,
+)
+from jaxformer.training.state import TrainState
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.step_log import StepLog
-
-_NON_FINITE = ("skip", "stop")
 
 
 def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> dict[str, Any]:
@@ -52,135 +57,28 @@ def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> d
     enable_compilation_cache()
     with (
         deferred_interruption() as interruption,
-        _sole_writer(directory),
+        sole_writer(directory),
         Progress(quiet=jax.process_index() > 0) as progress,
     ):
         mesh = make_mesh(**given.config.mesh)
-        data = _load_data(given.config, directory)
-        config = _settle(given, directory, data)
+        earlier = earlier_run(directory)
+        check_config(given.config, earlier[0].config if earlier else None, directory.path)
+        tokenizer = given.config.data.tokenizer
+        data = load_data(given.config, tokenizer=directory.tokenizer(tokenizer) if earlier else tokenizer)
+        decided = earlier[1] if earlier else decided_values(given.config, data)
+        config = resolve(given.config, decided)
+        check_sample(config, data.tokenizer)
         parts = make_parts(config, mesh)
-        _introduce(progress, config, mesh, data, parts)
-        with Checkpoints(
-            directory.checkpoints,
-            keep_latest=config.checkpoint.keep_latest,
-            keep_best=config.checkpoint.keep_best,
-        ) as checkpoints:
+        introduce(progress, config, mesh, data, parts)
+        keep = {"keep_latest": config.checkpoint.keep_latest, "keep_best": config.checkpoint.keep_best}
+        with Checkpoints(directory.checkpoints, **keep) as checkpoints:
             for note in checkpoints.notes:
                 progress.say(note)
-            batches = _training_batches(config, data, mesh)
-            state, start = _restore_or_init(config, parts, checkpoints, batches, data, progress)
-            with _open_records(directory, config, data, start) as metrics:
+            batches = training_batches(config, data, mesh)
+            state, start = restore_or_init(config, parts, checkpoints, batches, data, progress)
+            with open_records(directory, given, decided, data, start) as metrics:
                 run = _Run(config, workdir, mesh, data, parts, checkpoints, metrics, progress, interruption)
                 return _train(run, state, start, batches)
-
-
-@contextlib.contextmanager
-def _sole_writer(directory: RunDirectory) -> Iterator[None]:
-    """Makes and locks the run directory, in the first process; the others rely on it."""
-    if jax.process_index() > 0:
-        yield
-        return
-    directory.create()
-    with directory.lock():
-        yield
-
-
-def _load_data(config: ConfigDict, directory: RunDirectory) -> Any:
-    """The data, with the tokenizer that the run began with."""
-    if directory.exists:
-        return load_data(config, tokenizer=directory.tokenizer(config.data.tokenizer))
-    return load_data(config)
-
-
-def _settle(given: RunConfig, directory: RunDirectory, data: Any) -> ConfigDict:
-    """Compares the config with the one that the run began with, writes it, and fills in what the run decides.
-
-    Raises:
-      ConfigError: the run began with another config; the differences are listed.
-    """
-    if directory.exists:
-        before, decided = read_config(directory.config)
-        lines = differences(before.config, given.config)
-        if lines:
-            raise ConfigError(
-                f"{directory.path} holds a run of another config, which cannot go on with this one: {'; '.join(lines)}"
-            )
-    else:
-        decided = decided_values(given.config, data)
-    config = resolve(given.config, decided)
-    if config.train.non_finite not in _NON_FINITE:
-        raise ConfigError(f"config.train.non_finite is {config.train.non_finite!r}, must be one of skip, stop")
-    if jax.process_index() == 0:
-        if given.config.data.tokenizer != "bytes" and not directory.exists:
-            data.tokenizer.save(directory.tokenizer(given.config.data.tokenizer))
-        write_config(directory.config, given, decided)
-    return config
-
-
-def _introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, parts: Parts) -> None:
-    """Says what the run is made of."""
-    devices = jax.devices()
-    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
-    progress.say(f"model: {config.model.name}, {count_parameters(parts.state.params):,} parameters")
-    progress.say(f"devices: {len(devices)} × {devices[0].device_kind}{f', mesh {sizes}' if sizes else ''}")
-    progress.say(parts.decay.summary())
-    for line in parts.replicated:
-        progress.say(f"replicated: {line}")
-    progress.say(f"data: {data.summary}")
-    progress.say(
-        f"for scale, on the validation text: unigram entropy {data.unigram_loss:.4f} nats per token = "
-        f"{data.unigram_bits_per_byte:.4f} bits per byte; lzma {data.lzma_bits_per_byte:.4f} bits per byte"
-    )
-
-
-def _training_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Any:
-    """The iterator over this process's part of every batch."""
-    from jaxformer.data import train_batches
-
-    index, count = data_shard(mesh)
-    return train_batches(
-        data.train_rows,
-        batch_size=config.train.batch_size,
-        seed=config.seed,
-        process_index=index,
-        process_count=count,
-        prefetch=config.data.prefetch,
-    )
-
-
-def _restore_or_init(
-    config: ConfigDict, parts: Parts, checkpoints: Checkpoints, batches: Any, data: Any, progress: Progress
-) -> tuple[TrainState, int]:
-    """The state to begin with and the updates it has had; the batches then stand where they stood.
-
-    Raises:
-      CheckpointError: the checkpoint does not fit the model, or the data have changed since.
-    """
-    if not checkpoints.steps:
-        example = example_batch(config.data.length)
-        return init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings), 0
-    step = checkpoints.steps[-1]
-    saved = checkpoints.facts(step).get("data_hash")
-    if saved != data.hash:
-        raise CheckpointError(
-            f"the training data have changed since step {step} was saved (hash {saved} then, {data.hash} now): "
-            "the run cannot go on; begin another in a new workdir"
-        )
-    state = checkpoints.restore(step, parts.state, batches)
-    progress.say(f"restored step {step} from {checkpoints.directory}")
-    return state, step
-
-
-@contextlib.contextmanager
-def _open_records(directory: RunDirectory, config: ConfigDict, data: Any, start: int) -> Iterator[MetricsWriter | None]:
-    """Opens the metrics, cut back to the step restored, and notes the start; only in the first process."""
-    if jax.process_index() > 0:
-        yield None
-        return
-    directory.record_start({"data_hash": data.hash, "data": data.summary, "from_step": start})
-    cut_back(directory.metrics, start)
-    with MetricsWriter(directory.metrics, directory.tensorboard if config.log.tensorboard else None) as metrics:
-        yield metrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,9 +52,9 @@ class Progress:
         self._bar.start()
         self._task = self._bar.add_task("train", total=total, completed=step, figures="compiling")
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Shows the figures of a step: loss in nats per token, speed in tokens per second."""
-        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+    def update(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+        """Shows the figures of a step: loss in nats per token, speed in tokens per second where it is known."""
+        figures = f"loss {loss:.4f}" + (f"  {tokens_per_second:,.0f} tokens/s" if tokens_per_second else "")
         if self._bar is not None:
             self._bar.update(self._task, completed=step, figures=figures)
             return

@@ -31,8 +31,16 @@ def sample_text(model: nn.Module, params: Any, model_state: Any, tokenizer: Any,
 
 
 def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """A prompt's tokens; the start of a document where it is empty."""
-    return list(tokenizer.encode(prompt)) or [tokenizer.bos_id]
+    """A prompt's tokens; the start of a document where it is empty.
+
+    Raises:
+      ValueError: the prompt is empty and the tokenizer has no token for the start of a document.
+    """
+    if prompt:
+        return list(tokenizer.encode(prompt))
+    if tokenizer.bos_id is None:
+        raise ValueError(f"the prompt is empty and tokenizer {tokenizer.name} has no token that starts a document")
+    return [tokenizer.bos_id]
 
 
 class TextStream:

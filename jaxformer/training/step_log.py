@@ -32,6 +32,7 @@ class StepLog:
         self._metrics, self._progress, self._stop = metrics, progress, stop
         self._pending: list[tuple[int, dict[str, Any]]] = []
         self._clock: float | None = None
+        self._timed_after = 0
         self._fetched: list[tuple[int, dict[str, float]]] = []
         self.last: dict[str, float] = {}
 
@@ -45,8 +46,9 @@ class StepLog:
             jax.block_until_ready(self._pending[-_IN_FLIGHT][1]["loss"])
 
     def restart_clock(self) -> None:
-        """Leaves the time until now out of the speed."""
+        """Leaves the time until now, and the steps in it, out of the speed."""
         self._clock = time.monotonic()
+        self._timed_after = self._pending[-1][0] if self._pending else self._timed_after
 
     def fetch(self) -> None:
         """Fetches the figures of all steps so far, and tells which were not finite.
@@ -68,15 +70,15 @@ class StepLog:
         """
         self.fetch()
         step, figures = self._fetched[-1]
-        seconds = time.monotonic() - (self._clock or 0.0)
-        speed = sum(figures["weight_sum"] for _, figures in self._fetched) / max(seconds, 1e-9)
+        tokens = sum(figures["weight_sum"] for step, figures in self._fetched if step > self._timed_after)
+        speed = round(tokens / (time.monotonic() - self._clock), 1) if tokens and self._clock else None
         skipped = sum(figures["skipped"] for _, figures in self._fetched)
         self.last = {name: value for name, value in figures.items() if name not in ("loss_sum", "weight_sum")}
         self.last |= {"tokens": figures["weight_sum"], "skipped": skipped}
         if self._metrics is not None:
-            self._metrics.write(step, "train", **self.last, tokens_per_second=round(speed, 1))
+            self._metrics.write(step, "train", **self.last, tokens_per_second=speed)
         self._progress.update(step, figures["loss"], speed)
-        self._fetched = []
+        self._fetched, self._timed_after = [], step
         self.restart_clock()
 
     def _tell_skipped(self, step: int, figures: dict[str, float]) -> None:

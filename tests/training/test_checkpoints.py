@@ -239,3 +239,10 @@ with Checkpoints(pathlib.Path(sys.argv[1]), keep_latest=3, keep_best=0) as check
 
 def test_facts_are_json(saved):
     assert json.loads((saved / "1" / "facts" / "metadata").read_text()) == {"loss": 0.5}
+
+
+def test_relative_path_is_as_good_as_an_absolute_one(saved, monkeypatch):
+    monkeypatch.chdir(saved.parent)
+    state = abstract(make_state())
+    directory = saved.relative_to(saved.parent)
+    assert_equal(restore_model(directory, 2, state.params, state.model_state)[0], make_params())

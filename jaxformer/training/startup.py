@@ -1,0 +1,175 @@
+"""What a run does before its first step: lock, data, config, records, restored or new state."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxformer.training.assembly import Parts, count_parameters, example_batch
+from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.config import RunConfig, differences, read_config, write_config
+from jaxformer.training.metrics import MetricsWriter, cut_back
+from jaxformer.training.overrides import ConfigError
+from jaxformer.training.progress import Progress
+from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.sampling import prompt_tokens
+from jaxformer.training.sharding import data_shard
+from jaxformer.training.state import TrainState, init_state
+
+_NON_FINITE = ("skip", "stop")
+_LEAST = {
+    "train.steps": 1,
+    "train.batch_size": 1,
+    "train.accumulation_steps": 1,
+    "eval.batch_size": 1,
+    "eval.every_steps": 0,
+    "checkpoint.every_steps": 0,
+    "checkpoint.keep_latest": 1,
+    "checkpoint.keep_best": 0,
+    "log.every_steps": 0,
+    "data.length": 1,
+}
+
+
+@contextlib.contextmanager
+def sole_writer(directory: RunDirectory) -> Iterator[None]:
+    """Makes and locks the run directory, in the first process; the others rely on it."""
+    if jax.process_index() > 0:
+        yield
+        return
+    directory.create()
+    with directory.lock():
+        yield
+
+
+def earlier_run(directory: RunDirectory) -> tuple[RunConfig, dict[str, object]] | None:
+    """The config that the run in a directory began with, and the values that it decided.
+
+    None where there is nothing to go on with: no run was begun, or it saved no step.
+    """
+    if not directory.exists or not find_steps(directory.checkpoints)[0]:
+        return None
+    return read_config(directory.config)
+
+
+def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) -> None:
+    """Refuses a config before anything is loaded.
+
+    Raises:
+      ConfigError: a number is out of range, or the run began with another config; the differences are listed.
+    """
+    for path, least in _LEAST.items():
+        section, name = path.split(".")
+        if config[section][name] < least:
+            raise ConfigError(f"config.{path} is {config[section][name]}, must be at least {least}")
+    if config.train.batch_size % config.train.accumulation_steps:
+        raise ConfigError(
+            f"config.train.batch_size is {config.train.batch_size}, must be a multiple of "
+            f"config.train.accumulation_steps = {config.train.accumulation_steps}"
+        )
+    if config.train.non_finite not in _NON_FINITE:
+        raise ConfigError(f"config.train.non_finite is {config.train.non_finite!r}, must be one of skip, stop")
+    lines = differences(earlier, config) if earlier is not None else []
+    if lines:
+        raise ConfigError(
+            f"{where} holds a run of another config, which cannot go on with this one: {'; '.join(lines)}"
+        )
+
+
+def check_sample(config: ConfigDict, tokenizer: Any) -> None:
+    """Refuses, before training, a sample that will not fit the model.
+
+    Raises:
+      ConfigError: prompt and new tokens are more than the model's positions.
+    """
+    if config.sample.max_new_tokens < 1:
+        return
+    prompt = len(prompt_tokens(tokenizer, config.sample.prompt))
+    if prompt + config.sample.max_new_tokens > config.model.max_length:
+        raise ConfigError(
+            f"config.sample asks for {prompt} + {config.sample.max_new_tokens} tokens (prompt + max_new_tokens), "
+            f"must be at most config.model.max_length = {config.model.max_length}"
+        )
+
+
+def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, parts: Parts) -> None:
+    """Says what the run is made of."""
+    devices = jax.devices()
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
+    progress.say(f"model: {config.model.name}, {count_parameters(parts.state.params):,} parameters")
+    progress.say(f"devices: {len(devices)} × {devices[0].device_kind}{f', mesh {sizes}' if sizes else ''}")
+    progress.say(parts.decay.summary())
+    for line in parts.replicated:
+        progress.say(f"replicated: {line}")
+    progress.say(f"data: {data.summary}")
+    progress.say(
+        f"for scale, on the validation text: unigram entropy {data.unigram_loss:.4f} nats per token = "
+        f"{data.unigram_bits_per_byte:.4f} bits per byte; lzma {data.lzma_bits_per_byte:.4f} bits per byte"
+    )
+    if config.schedule.decay_steps < config.train.steps and config.schedule.name != "constant":
+        progress.say(
+            f"learning rate: at its final value from step {config.schedule.decay_steps} (schedule.decay_steps) on"
+        )
+
+
+def training_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Any:
+    """The iterator over this process's part of every batch."""
+    from jaxformer.data import train_batches
+
+    index, count = data_shard(mesh)
+    return train_batches(
+        data.train_rows,
+        batch_size=config.train.batch_size,
+        seed=config.seed,
+        process_index=index,
+        process_count=count,
+        prefetch=config.data.prefetch,
+    )
+
+
+def restore_or_init(
+    config: ConfigDict, parts: Parts, checkpoints: Checkpoints, batches: Any, data: Any, progress: Progress
+) -> tuple[TrainState, int]:
+    """The state to begin with and the updates it has had; the batches then stand where they stood.
+
+    Raises:
+      CheckpointError: the checkpoint does not fit the model, or the data have changed since.
+    """
+    if not checkpoints.steps:
+        example = example_batch(config.data.length)
+        return init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings), 0
+    step = checkpoints.steps[-1]
+    saved = checkpoints.facts(step).get("data_hash")
+    if saved != data.hash:
+        raise CheckpointError(
+            f"the training data have changed since step {step} was saved (hash {saved} then, {data.hash} now): "
+            "the run cannot go on; begin another in a new workdir"
+        )
+    state = checkpoints.restore(step, parts.state, batches)
+    progress.say(f"restored step {step} from {checkpoints.directory}")
+    return state, step
+
+
+@contextlib.contextmanager
+def open_records(
+    directory: RunDirectory, given: RunConfig, decided: dict[str, object], data: Any, start: int
+) -> Iterator[MetricsWriter | None]:
+    """Writes config, tokenizer and start of a run, and opens its metrics, cut back to the step that was restored.
+
+    Only in the first process; in the others there are no metrics.
+    """
+    if jax.process_index() > 0:
+        yield None
+        return
+    if given.config.data.tokenizer != "bytes" and start == 0:
+        data.tokenizer.save(directory.tokenizer(given.config.data.tokenizer))
+    write_config(directory.config, given, decided)
+    directory.record_start({"data_hash": data.hash, "data": data.summary, "from_step": start})
+    cut_back(directory.metrics, start)
+    with MetricsWriter(directory.metrics, directory.tensorboard if given.config.log.tensorboard else None) as metrics:
+        yield metrics

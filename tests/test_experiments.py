@@ -1,0 +1,47 @@
+import configparser
+import pathlib
+
+import pytest
+
+from jaxformer.training.config import bundled_configs, load_config
+from jaxformer.training.loop import train_and_evaluate
+
+ROOT = pathlib.Path(__file__).parents[1]
+SIZES = ("tiny", "small", "base")
+
+
+@pytest.mark.parametrize("name", sorted(bundled_configs()))
+def test_every_experiment_trains_two_steps_at_its_tiny_size(name, tmp_path):
+    run = load_config(f"{name}:size=tiny", ["train.steps=2", "sample.max_new_tokens=3"])
+    figures = train_and_evaluate(run, tmp_path)
+    assert figures["status"] == "completed"
+    assert figures["step"] == 2
+
+
+@pytest.mark.parametrize("name", sorted(bundled_configs()))
+def test_every_experiment_has_its_sizes_and_says_how_to_run_it(name):
+    for size in SIZES:
+        config = load_config(f"{name}:size={size}").config
+        assert config.train.steps > 0
+    text = bundled_configs()[name].read_text()
+    assert f"jaxformer train --config={name}" in text
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_language_model_config_is_one_that_its_model_accepts(size):
+    from jaxformer.training.assembly import count_parameters, make_parts
+    from jaxformer.training.config import resolve
+    from jaxformer.training.sharding import make_mesh
+
+    config = load_config(f"language_model:size={size}").config
+    decided = {"model.vocab_size": 259, "model.max_length": config.data.length, "schedule.decay_steps": 700_000}
+    parts = make_parts(resolve(config, decided), make_mesh())
+    assert count_parameters(parts.state.params) == {"tiny": 124_864, "small": 859_264, "base": 86_043_648}[size]
+
+
+def test_every_folder_of_the_package_is_listed_for_the_wheel():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = set(setup["options"]["packages"].split())
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "jaxformer").rglob("__init__.py")}
+    assert listed == {".".join(folder.parts) for folder in folders} | {"jaxformer.experiments"}
