@@ -10,8 +10,9 @@ pass holds what it needs transposed once: O(length).
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from jaxformer.functional import compute_dtype
 # Tokens per block, measured: larger blocks leave the caches of a CPU core, smaller ones starve its matrix products.
 BLOCK_SIZE = 512
 
+State = TypeVar("State")
 Pairs: TypeAlias = Int[np.ndarray, "_ 4"]
 
 
@@ -191,16 +193,22 @@ def _forward(
 
     def step(masked: bool, running: Running, pair: Int[Array, "4"]) -> tuple[Running, None]:
         query_start, key_start = pair[0], pair[1]
-        old = Running(*(_cut(part, 3, query_start, plan.query_block) for part in running))
-        logits, _ = _logits(plan, rows, keys, bias, terms, pair, masked, dtype)
-        highest = jnp.maximum(old.highest, logits.max(-1))
-        weights = jnp.exp(logits - highest[..., None])
-        shrink = jnp.exp(old.highest - highest)
-        total = old.total * shrink + weights.sum(-1)
-        if plan.dropout_rate:
-            weights = _drop(plan, weights, rng, pair)
-        block = _rows_times(weights.astype(value.dtype), _cut(values, 2, key_start, plan.key_block), dtype)
-        new = Running(highest, total, old.output * shrink[..., None] + block)
+        visible = _visible(plan, rows.shape, terms, pair) if masked else None
+
+        def add(old: Running) -> Running:
+            logits = _logits(plan, rows, keys, bias, terms, pair, visible, dtype)
+            highest = jnp.maximum(old.highest, logits.max(-1))
+            weights = jnp.exp(logits - highest[..., None])
+            shrink = jnp.exp(old.highest - highest)
+            total = old.total * shrink + weights.sum(-1)
+            if plan.dropout_rate:
+                weights = _drop(plan, weights, rng, pair)
+            block = _rows_times(weights.astype(value.dtype), _cut(values, 2, key_start, plan.key_block), dtype)
+            return Running(highest, total, old.output * shrink[..., None] + block)
+
+        new = _unless_hidden(
+            plan, visible, add, Running(*(_cut(part, 3, query_start, plan.query_block) for part in running))
+        )
         return Running(*(_paste(part, block, 3, query_start) for part, block in zip(running, new))), None
 
     # Starting at the lowest finite number keeps -inf - (-inf) = NaN out of a row that sees nothing.
@@ -241,29 +249,41 @@ def _backward(plan: Plan, residuals: Residuals, d_output: Float[Array, "B T N Hv
         query_start, key_start = pair[0], pair[1]
         at_query = functools.partial(_cut, start=query_start, size=plan.query_block)
         at_key = functools.partial(_cut, start=key_start, size=plan.key_block)
-        logits, visible = _logits(plan, rows, keys_across, bias, terms, pair, masked, dtype)
-        weights = jnp.exp(logits - at_query(log_total, 3)[..., None])
-        d_weights = _rows_times(at_query(d_rows, 3), at_key(values_across, 3), dtype)
-        used = weights
-        if plan.dropout_rate:
-            used, d_weights = (_drop(plan, array, rng, pair) for array in (weights, d_weights))
-        d_value = _across_times(at_query(d_rows_across, 4), used.astype(value.dtype), dtype)
-        d_logits = weights * (d_weights - at_query(mean, 3)[..., None])
-        if visible is not None:  # Hidden content may be so large that its gradient is 0 * inf.
-            d_logits = jnp.where(visible, d_logits, jnp.zeros((), dtype))
-        d_bias = add_bias_gradient(gradients.bias, bias, terms, pair, plan.query_block, plan.key_block, d_logits)
-        d_logits = d_logits.astype(query.dtype)
-        d_query = at_query(gradients.query, 3) + _rows_times(d_logits, at_key(keys, 2), dtype)
-        d_key = at_key(gradients.key, 3) + _across_times(at_query(rows_across, 4), d_logits, dtype)
+        visible = _visible(plan, rows.shape, terms, pair) if masked else None
+
+        def add(old: Gradients) -> Gradients:
+            logits = _logits(plan, rows, keys_across, bias, terms, pair, visible, dtype)
+            weights = jnp.exp(logits - at_query(log_total, 3)[..., None])
+            d_weights = _rows_times(at_query(d_rows, 3), at_key(values_across, 3), dtype)
+            used = weights
+            if plan.dropout_rate:
+                used, d_weights = (_drop(plan, array, rng, pair) for array in (weights, d_weights))
+            d_logits = weights * (d_weights - at_query(mean, 3)[..., None])
+            if visible is not None:  # Hidden content may be so large that its gradient is 0 * inf.
+                d_logits = jnp.where(visible, d_logits, jnp.zeros((), dtype))
+            d_bias = add_bias_gradient(old.bias, bias, terms, pair, plan.query_block, plan.key_block, d_logits)
+            d_logits = d_logits.astype(query.dtype)
+            return Gradients(
+                old.query + _rows_times(d_logits, at_key(keys, 2), dtype),
+                old.key + _across_times(at_query(rows_across, 4), d_logits, dtype),
+                old.value + _across_times(at_query(d_rows_across, 4), used.astype(value.dtype), dtype),
+                d_bias,
+            )
+
+        old = Gradients(
+            at_query(gradients.query, 3), at_key(gradients.key, 3), at_key(gradients.value, 3), gradients.bias
+        )
+        new = _unless_hidden(plan, visible, add, old)
         return Gradients(
-            _paste(gradients.query, d_query, 3, query_start),
-            _paste(gradients.key, d_key, 3, key_start),
-            _paste(gradients.value, at_key(gradients.value, 3) + d_value, 3, key_start),
-            d_bias,
+            _paste(gradients.query, new.query, 3, query_start),
+            _paste(gradients.key, new.key, 3, key_start),
+            _paste(gradients.value, new.value, 3, key_start),
+            new.bias,
         ), None
 
+    zeros = functools.partial(jnp.zeros, dtype=dtype)
     start = Gradients(
-        *(jnp.zeros(array.shape, dtype) for array in (rows, keys_across, values_across)), bias_gradient_zeros(bias)
+        zeros(rows.shape), zeros(keys_across.shape), zeros(values_across.shape), bias_gradient_zeros(bias)
     )
     gradients = _over_pairs(plan, step, start)
     return (
@@ -279,12 +299,30 @@ def _backward(plan: Plan, residuals: Residuals, d_output: Float[Array, "B T N Hv
 attend_blocks.defvjp(_forward, _backward)
 
 
-def _over_pairs(plan: Plan, step, state):
+def _over_pairs(plan: Plan, step: Callable, state: State) -> State:
     """Runs the step over all pairs of blocks; only those with hidden entries pay for masks."""
     for masked, pairs in zip((False, True), plan.pairs()):
-        if len(pairs):
+        if len(pairs) == 1:
+            state, _ = step(masked, state, jnp.asarray(pairs[0]))
+        elif len(pairs):
             state, _ = lax.scan(functools.partial(step, masked), state, jnp.asarray(pairs))
     return state
+
+
+def _unless_hidden(plan: Plan, visible: Array | None, add: Callable[[State], State], state: State) -> State:
+    """The state with a block added, untouched without any work where masks turn out to hide the whole block."""
+    if visible is None or not plan.mask_all:
+        return add(state)
+    return lax.cond(visible.any(), add, lambda state: state, state)
+
+
+def _visible(plan: Plan, shape: tuple[int, ...], terms: Terms, pair: Int[Array, "4"]) -> Bool[Array, "..."]:
+    """Which entries of a pair of blocks count: visible ones that no other pair has counted."""
+    query_start, key_start, query_skip, key_skip = pair
+    owned = _from(query_skip, plan.query_block)[:, None] & _from(key_skip, plan.key_block)[None, :]
+    visible = terms.block(query_start, plan.query_block, key_start, plan.key_block).visible()
+    owned = owned[None, None, None]
+    return owned if visible is None else owned & _group(visible, *shape[1:3])
 
 
 def _logits(
@@ -294,28 +332,20 @@ def _logits(
     bias: Bias,
     terms: Terms,
     pair: Int[Array, "4"],
-    masked: bool,
+    visible: Bool[Array, "..."] | None,
     dtype: jnp.dtype,
-) -> tuple[Float[Array, "B K G q s"], Bool[Array, "..."] | None]:
-    """Logits of one pair of blocks, -inf where hidden, and what is visible (None: everything)."""
-    query_start, key_start, query_skip, key_skip = pair
-    queries, block_keys = _cut(rows, 3, query_start, plan.query_block), _cut(keys, 3, key_start, plan.key_block)
+) -> Float[Array, "B K G q s"]:
+    """Logits of one pair of blocks, -inf where hidden."""
+    queries, block_keys = _cut(rows, 3, pair[0], plan.query_block), _cut(keys, 3, pair[1], plan.key_block)
     logits = _rows_times(queries, block_keys, dtype)
-    block = terms.block(query_start, plan.query_block, key_start, plan.key_block)
+    block = terms.block(pair[0], plan.query_block, pair[1], plan.key_block)
     added = block_bias(bias, block, pair, plan.query_block, plan.key_block)
     if added is not None:
         logits = logits + _group(added, *rows.shape[1:3]).astype(dtype)
-    if not masked:
-        return logits, None
-    owned = _from(query_skip, plan.query_block)[:, None] & _from(key_skip, plan.key_block)[None, :]
-    visible = owned[None, None, None]
-    others = block.visible()
-    if others is not None:
-        visible = visible & _group(others, *rows.shape[1:3])
-    return jnp.where(visible, logits, jnp.full((), -jnp.inf, dtype)), visible
+    return logits if visible is None else jnp.where(visible, logits, jnp.full((), -jnp.inf, dtype))
 
 
-def _drop(plan: Plan, weights: Array, rng: Array | None, pair: Int[Array, "4"]) -> Array:
+def _drop(plan: Plan, weights: Array, rng: Any, pair: Int[Array, "4"]) -> Array:
     """Dropout with the block's own random numbers, the same in the backward pass."""
     keep, factor = draw_keep(
         jax.random.fold_in(jax.random.fold_in(rng, pair[0]), pair[1]), weights.shape, plan.dropout_rate

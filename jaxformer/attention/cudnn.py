@@ -1,5 +1,7 @@
 """cuDNN's fused attention through JAX, for the cases in which it means the same as the other implementations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -48,7 +50,7 @@ def cudnn_attention(
 def _why_not_installed(query: Array, key: Array, value: Array, causal: bool) -> str | None:
     """What JAX says about this GPU's generation and the cuDNN that is installed; traced, not run."""
     try:
-        jax.eval_shape(lambda *arrays: cudnn_attention(*arrays, causal), query, key, value)
+        jax.eval_shape(functools.partial(cudnn_attention, causal=causal), query, key, value)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         return str(error).strip().splitlines()[0]
     return None

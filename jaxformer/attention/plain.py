@@ -1,5 +1,7 @@
 """Attention with the whole matrix of weights in memory: the definition, and the fastest form for a few queries."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -48,7 +50,7 @@ def plain_weights(
     return masked_softmax(logits, terms.visible())
 
 
-def draw_keep(rng: Array, shape: tuple[int, ...], dropout_rate: float) -> tuple[Array, float]:
+def draw_keep(rng: Any, shape: tuple[int, ...], dropout_rate: float) -> tuple[Array, float]:
     """Which weights dropout keeps, and the factor that keeps their mean.
 
     Two decisions are made with each 32 random bits: the rate is rounded to a multiple of 2^-16, and the factor is that
