@@ -79,12 +79,17 @@ class FeedForward(nn.Module):
         down = self._projection("down", self.mlp_dim, features, self.out_kernel_init)
         rng = None if deterministic or not self.dropout_rate else self.make_rng("dropout")
 
-        def apply(chunk: Array, start: Any) -> Array:
-            hidden = project(chunk, *up, self.dtype)
-            hidden = activation(hidden) if gate is None else activation(project(chunk, *gate, self.dtype)) * hidden
+        # Recomputing the activation keeps one array of the hidden width for the backward pass instead of several.
+        @jax.checkpoint
+        def contract(raised: Array, gated: Array | None, down: tuple[Array, Array | None], start: Any) -> Array:
+            hidden = activation(raised) if gated is None else activation(gated) * raised
             if rng is not None:
                 hidden = dropout_by_position(rng, hidden, self.dropout_rate, start)
             return project(hidden, *down, self.dtype)
+
+        def apply(chunk: Array, start: Any) -> Array:
+            gated = None if gate is None else project(chunk, *gate, self.dtype)
+            return contract(project(chunk, *up, self.dtype), gated, down, start)
 
         if self.chunk_size is None or self.chunk_size >= x.shape[1]:
             return apply(x, 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 from jaxtyping import Array, Float
 
 from jaxformer.attention import ATTENTION
@@ -44,10 +45,10 @@ class BlockAux(NamedTuple):
       weights: attention weights by sub-layer name, when asked for; a stack gives each a leading layer axis.
     """
 
-    losses: dict[str, Array] = {}
-    state: dict[str, Array] = {}
-    cache: Any = None
-    weights: dict[str, Array] = {}
+    losses: dict[str, Array]
+    state: dict[str, Array]
+    cache: Any
+    weights: dict[str, Array]
 
 
 class TransformerBlock(nn.Module):
@@ -133,10 +134,13 @@ class TransformerBlock(nn.Module):
             x = self._residual("cross_attention", cross_attention, x, deterministic)
         feed_forward = self._feed_forward()
         x = self._residual("mlp", lambda hidden: feed_forward(hidden, deterministic=deterministic), x, deterministic)
-        return x, BlockAux(cache=cache, weights=weights)
+        return x, BlockAux(losses={}, state={}, cache=cache, weights=weights)
 
     def _residual(self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool) -> Array:
         """One sub-layer with its norm, dropout and residual addition."""
+        # Without the barrier XLA fuses the whole chain of residual additions into every consumer of the norm (on the
+        # CPU into the strided copies for the weight gradients), again in each layer.
+        x = jax.lax.optimization_barrier(x)
         norm = make_norm(self.config, f"{name}_norm")
         dropout = nn.Dropout(self.config.dropout_rate, name=f"{name}_dropout")
         if self.config.norm_placement == "pre":

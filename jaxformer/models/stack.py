@@ -119,7 +119,7 @@ def project_memories(params: Any, memory: Float[Array, "B S M"], config: Transfo
     )
 
 
-def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
+def stack_layers(params: Any) -> Any:
     """Turn an unrolled stack's ``layers_0``, ``layers_1``, … into one ``layers`` tree with a leading layer axis.
 
     Args:
@@ -137,7 +137,7 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in numbered))}
 
 
-def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
+def unstack_layers(params: Any) -> Any:
     """The inverse of ``stack_layers``: split each ``layers`` tree along its leading axis."""
     if not isinstance(params, dict):
         return params
