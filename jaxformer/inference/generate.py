@@ -1,6 +1,6 @@
 """Text generation with a cached model: all at once, or streamed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -24,7 +24,7 @@ _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 def generate(
     model: nn.Module,
     params: Any,
-    prompts: Sequence[Sequence[int]] | ArrayLike,
+    prompts: Iterable[Any] | ArrayLike,
     *,
     max_new_tokens: int,
     rng: jax.Array | None = None,
@@ -86,7 +86,7 @@ def generate(
 def stream(
     model: nn.Module,
     params: Any,
-    prompts: Sequence[Sequence[int]] | ArrayLike,
+    prompts: Iterable[Any] | ArrayLike,
     *,
     max_new_tokens: int,
     rng: jax.Array | None = None,

@@ -1,7 +1,7 @@
 """Prompts of unequal length as one left-padded array whose width is one of few, and the checks that come first."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ def bucket(length: int, limit: int | None = None) -> int:
 
 
 def pad_prompts(
-    prompts: Sequence[Sequence[int]] | ArrayLike, *, vocab_size: int, max_new_tokens: int, position_limit: int | None
+    prompts: Iterable[Any] | ArrayLike, *, vocab_size: int, max_new_tokens: int, position_limit: int | None
 ) -> PromptBatch:
     """Check prompts and put them into one array.
 
@@ -102,7 +102,7 @@ def _as_ids(prompt: Any, row: int) -> Int[np.ndarray, "L"]:
     ids = np.asarray(prompt)
     if ids.size and not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"prompts[{row}] holds {ids.dtype}; token ids must be integers.")
-    return ids
+    return ids.astype(np.int64)
 
 
 def _check_row(ids: np.ndarray, row: int, vocab_size: int, max_new_tokens: int, position_limit: int | None) -> None:
