@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64, Integer
 
+# Counting makes an int64 copy of what it counts.
+_BLOCK = 2**20
+
 
 def unigram_loss(
     train_tokens: Integer[np.ndarray, " N"],
@@ -37,8 +40,10 @@ def unigram_loss(
 
 
 def _count(tokens: np.ndarray, offsets: np.ndarray, vocab_size: int) -> np.ndarray:
-    firsts = tokens[offsets[:-1]]
-    return np.bincount(tokens, minlength=vocab_size) - np.bincount(firsts, minlength=vocab_size)
+    counts = -np.bincount(tokens[offsets[:-1]], minlength=vocab_size)
+    for start in range(0, len(tokens), _BLOCK):
+        counts += np.bincount(tokens[start : start + _BLOCK], minlength=vocab_size)
+    return counts
 
 
 def lzma_bits_per_byte(texts: Sequence[str], most: int = 1_000_000) -> float:

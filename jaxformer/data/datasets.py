@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import platform
 import sysconfig
 import tokenize
@@ -83,12 +84,13 @@ def python_stdlib(*, path: str | None = None, field: str | None = None) -> Docum
     """
     _refuse("python_stdlib", path=path, field=field)
     root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(
-        (file.relative_to(root).as_posix(), file)
-        for file in root.rglob("*.py")
-        if _NOT_LIBRARY.isdisjoint(file.relative_to(root).parts[:-1])
-    )
-    return _read_files(files, _decode_python, f"the standard library of Python {platform.python_version()}")
+    files: list[tuple[str, Path]] = []
+    for folder, subfolders, names in os.walk(root):
+        # Not to be walked at all: site-packages may hold a hundred thousand files.
+        subfolders[:] = [name for name in subfolders if name not in _NOT_LIBRARY]
+        found = [Path(folder, name) for name in names if name.endswith(".py")]
+        files.extend((file.relative_to(root).as_posix(), file) for file in found)
+    return _read_files(sorted(files), _decode_python, f"the standard library of Python {platform.python_version()}")
 
 
 def text(*, path: str | None = None, field: str | None = None) -> Documents:

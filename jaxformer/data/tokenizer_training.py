@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.data.datasets import DATASETS, load_documents
-from jaxformer.data.tokenizers import SubwordTokenizer
+from jaxformer.data.subword_tokenizer import SubwordTokenizer
 
 _PLAIN_MARKS = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>"}
 _BERT_MARKS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]"}
