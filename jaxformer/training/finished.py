@@ -6,6 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -18,6 +19,7 @@ from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import TextStream, prompt_tokens
 from jaxformer.training.sharding import make_mesh, state_shardings
+from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_eval_step
 
 _CHANGEABLE = ("data.", "eval.", "mesh.")
@@ -51,12 +53,10 @@ def load_model(workdir: Path, config: ConfigDict, mesh: Mesh, step: str = "lates
     directory = RunDirectory(workdir).checkpoints
     number = choose_step(directory, step)
     model = make_model(config)
-    batch = example_batch(config.data.length)
-    variables = dict(jax.eval_shape(lambda: model.init(jax.random.key(0), **batch, deterministic=True)))
-    shardings, _ = state_shardings(variables, mesh)
-    abstract = place(variables, shardings)
-    params = abstract.pop("params")
-    params, model_state = restore_model(directory, number, params, abstract)
+    # The state of a run without an optimizer: what evaluation needs, named and laid out as in training.
+    state = abstract_state(model, optax.identity(), example_batch(config.data.length))
+    state = place(state, state_shardings(state, mesh)[0])
+    params, model_state = restore_model(directory, number, state.params, state.model_state)
     return model, params, model_state, number
 
 

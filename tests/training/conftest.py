@@ -22,7 +22,7 @@ TINY = (
     "data.validation_bytes=None",
     "data.validation_fraction=0.2",
     "train.batch_size=4",
-    "eval.batch_size=5",
+    "eval.batch_size=3",
     "schedule.warmup_steps=3",
     "sample.prompt=be",
     "sample.max_new_tokens=0",
@@ -35,7 +35,7 @@ def _write_text(folder, num_documents=11, seed=0):
     draw = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(num_documents):
-        words = draw.choices(WORDS, k=17 + 5 * index)
+        words = draw.choices(WORDS, k=5 + index)
         (folder / f"{index:02}.txt").write_text(" ".join(words) + "\n")
 
 

@@ -118,7 +118,7 @@ def test_finished_run_is_evaluated_again_with_the_same_figures(trained):
 def test_finished_run_is_evaluated_on_other_data(trained, tmp_path, write_text):
     workdir, figures = trained
     write_text(tmp_path, num_documents=7, seed=5)
-    other = evaluate_run(workdir, [f"data.path={tmp_path}/*.txt", "eval.batch_size=3"])
+    other = evaluate_run(workdir, [f"data.path={tmp_path}/*.txt", "eval.batch_size=2"])
     assert other["loss"] != figures["validation_loss"]
     for override in ("model.num_layers=3", "data.tokenizer=x.json", "train.steps=3"):
         with pytest.raises(ConfigError, match="eval may change data"):
