@@ -121,8 +121,12 @@ def language_model_objective(
       ValueError: ``loss_weights`` names a loss that the model does not return.
     """
     output, model_state = apply_model(model, params, model_state, batch, rng=rng, deterministic=deterministic)
-    regularisation = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
-    sums = cross_entropy(output.logits, batch["targets"], **regularisation)
+    sums = cross_entropy(
+        output.logits,
+        batch["targets"],
+        label_smoothing=0.0 if deterministic else label_smoothing,
+        z_loss=0.0 if deterministic else z_loss,
+    )
     losses = {name: jnp.sum(loss) for name, loss in output.aux.losses.items()}
     metrics = {"accuracy": (sums.num_correct, sums.weight_sum)}
     metrics |= {name: (loss * sums.weight_sum, sums.weight_sum) for name, loss in losses.items()}

@@ -155,9 +155,10 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
       The part's index and the number of parts.
     """
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
-    starts: dict[int, int] = {}
-    for device, index in batch_sharding(mesh).devices_indices_map((rows,)).items():
-        start = index[0].start or 0
-        starts[device.process_index] = min(start, starts.get(device.process_index, rows))
-    order = sorted(set(starts.values()))
-    return order.index(starts[jax.process_index()]), len(order)
+    slices: Any = batch_sharding(mesh).devices_indices_map((rows,))
+    first_rows: dict[int, int] = {}
+    for device, (part,) in slices.items():
+        start = part.indices(rows)[0]
+        first_rows[device.process_index] = min(start, first_rows.get(device.process_index, rows))
+    order = sorted(set(first_rows.values()))
+    return order.index(first_rows[jax.process_index()]), len(order)

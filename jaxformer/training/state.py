@@ -12,8 +12,7 @@ import optax
 from jaxformer.training.objectives import model_inputs
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """What a checkpoint holds of the model's side of a run; trees of its shapes or shardings are of this class too.
 
     Attributes:
@@ -44,13 +43,18 @@ def init_state(
     Args:
       model: the Linen module.
       optimizer: the optax transformation.
-      seed: non-negative integer behind parameters and training randomness.
+      seed: integer behind parameters and training randomness, in [0, 2**32).
       example_batch: arrays or their shapes, for the names and dtypes of the model's inputs.
       shardings: tree of shardings like the state; None = the default device.
 
     Returns:
       The state, made in place on its devices.
+
+    Raises:
+      ValueError: the seed is out of range.
     """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}, must be in [0, 2**32)")
     create = jax.jit(_state_maker(model, optimizer, example_batch), out_shardings=shardings)
     return create(jnp.asarray(seed, jnp.uint32))
 
@@ -85,5 +89,6 @@ def _state_maker(model, optimizer, example_batch):
 
 def _init_variables(model: nn.Module, rng: jax.Array, example_batch: Mapping[str, Any]) -> Mapping[str, Any]:
     # One row suffices: no parameter's shape depends on the batch size.
-    row = {name: jnp.zeros((1, *value.shape[1:]), value.dtype) for name, value in model_inputs(example_batch).items()}
+    inputs = model_inputs(example_batch)
+    row: Any = {name: jnp.zeros((1, *value.shape[1:]), value.dtype) for name, value in inputs.items()}
     return model.init({"params": rng}, **row, deterministic=True)

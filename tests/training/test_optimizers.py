@@ -6,8 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from jaxformer.models import MODELS
 from jaxformer.training.optimizers import DecayReport, decay_report, make_optimizer, scale_by_rate
 from jaxformer.training.schedules import make_schedule
+from jaxformer.training.state import abstract_params
 
 UNROLLED = {
     "token_embedding": {"embedding": jnp.ones((7, 3))},
@@ -71,6 +73,26 @@ def test_zero_gradient_step_shrinks_kernels_alone(tree):
         else:
             np.testing.assert_array_equal(leaf, 1.0)
             assert name in report.excluded
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"positions": "relative", "norm": "rms", "use_bias": False},
+        {"positions": "rotary", "activation": "swiglu", "tie_embeddings": False, "num_kv_heads": 1},
+        {"scan_layers": False, "norm_placement": "post"},
+    ],
+    ids=lambda fields: ",".join(fields) or "gpt2",
+)
+def test_models_decay_their_kernels_and_nothing_else(fields):
+    params = abstract_params(MODELS["gpt"]("tiny", **fields), {"tokens": jnp.zeros((2, 5), jnp.int32)})
+    report = make_optimizer(learning_rate=0.1, params=params)[1]
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    assert set(report.decayed) == {name for name in names if name.rsplit("/", 1)[-1] == "kernel"}
+    assert set(report.excluded) == set(names) - set(report.decayed)
+    assert any("embedding" in name for name in report.excluded)
 
 
 def test_without_decay_or_clipping_nothing_else_moves_parameters():

@@ -216,6 +216,7 @@ def test_whole_run_traces_the_model_once():
         state, metrics = step(state, make_batch(seed=index))
     assert len(traces) == 1
     assert int(state.step) == 10
+    assert int(optax.tree.get(state.opt_state, "count")) == 10, "moments advance once a step"
     assert math.isfinite(float(metrics["loss"]))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first)), "the state is donated"
 
@@ -294,3 +295,5 @@ def test_state_is_the_same_for_the_same_seed_alone():
     assert not np.array_equal(first.rng_data, other.rng_data)
     kernels = [state.params["decoder"]["layers"]["mlp"]["up"]["kernel"] for state in (first, other)]
     assert not np.allclose(*kernels)
+    with pytest.raises(ValueError, match="seed is -1"):
+        init_state(model, optimizer, -1, make_batch())
