@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.attention.terms import Bias, Terms
-from jaxformer.functional import compute_dtype, masked_softmax
+from jaxformer.functional import compute_dtype
 
 
 def plain_attention(
@@ -20,34 +20,48 @@ def plain_attention(
     rng: Array | None,
 ) -> Float[Array, "B T N Hv"]:
     """softmax(query keyᵀ + bias) value, the query being scaled already."""
-    weights = plain_weights(query, key, bias, terms)
+    powers, total = _powers(query, key, bias, terms)
+    batch_size, num_heads, num_queries, num_keys = powers.shape
+    num_kv_heads = key.shape[2]
     if dropout_rate:
-        keep, factor = draw_keep(rng, weights.shape, dropout_rate)
-        weights = jnp.where(keep, weights * jnp.asarray(factor, weights.dtype), jnp.zeros((), weights.dtype))
-    batch_size, num_heads, num_queries, num_keys = weights.shape
-    weights = weights.reshape(batch_size, key.shape[2], -1, num_queries, num_keys)
-    output = jnp.einsum(
-        "bkgts,bskv->btkgv",
-        weights.astype(value.dtype),
-        value,
-        preferred_element_type=compute_dtype(value.dtype),
-    )
-    return output.reshape(batch_size, num_queries, num_heads, -1).astype(value.dtype)
+        keep, factor = draw_keep(rng, powers.shape, dropout_rate)
+        powers = jnp.where(keep, powers * jnp.asarray(factor, powers.dtype), jnp.zeros((), powers.dtype))
+    powers = powers.reshape(batch_size, num_kv_heads, num_heads // num_kv_heads, num_queries, num_keys)
+    dtype = compute_dtype(value.dtype)
+    output = jnp.einsum("bkgts,bskv->bkgtv", powers.astype(value.dtype), value, preferred_element_type=dtype)
+    # Dividing the sum of values takes one pass less over the matrix than dividing every weight.
+    output = output.reshape(batch_size, num_heads, num_queries, value.shape[3]) / total.astype(dtype)
+    return output.swapaxes(1, 2).astype(value.dtype)
 
 
 def plain_weights(
     query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], bias: Bias, terms: Terms
 ) -> Float[Array, "B N T S"]:
     """The weights of every query on every key, in float32 (float64 for float64 queries)."""
+    powers, total = _powers(query, key, bias, terms)
+    return powers / total
+
+
+def _powers(
+    query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], bias: Bias, terms: Terms
+) -> tuple[Float[Array, "B N T S"], Float[Array, "B N T 1"]]:
+    """Exponentials of the logits below each row's highest, 0 where hidden, and their sum, 1 where nothing is seen."""
     batch_size, num_queries, num_heads, head_dim = query.shape
-    grouped = query.reshape(batch_size, num_queries, key.shape[2], -1, head_dim)
+    num_keys, num_kv_heads = key.shape[1:3]
     dtype = compute_dtype(query.dtype)
+    grouped = query.reshape(batch_size, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype)
-    logits = logits.reshape(batch_size, num_heads, num_queries, key.shape[1])
-    added = terms.added(bias)
+    logits = logits.reshape(batch_size, num_heads, num_queries, num_keys)
+    added, visible = terms.added(bias), terms.visible()
     if added is not None:
         logits = logits + added.astype(dtype)
-    return masked_softmax(logits, terms.visible())
+    if visible is not None:
+        logits = jnp.where(visible, logits, jnp.full((), -jnp.inf, dtype))
+    # The bound keeps -inf - (-inf) = NaN out of a row that sees nothing.
+    highest = logits.max(-1, keepdims=True, initial=jnp.finfo(dtype).min)
+    powers = jnp.exp(logits - jax.lax.stop_gradient(highest))
+    total = powers.sum(-1, keepdims=True)
+    return powers, jnp.where(total == 0, jnp.ones((), dtype), total)
 
 
 def draw_keep(rng: Any, shape: tuple[int, ...], dropout_rate: float) -> tuple[Array, float]:
