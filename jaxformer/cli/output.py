@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,3 +26,11 @@ def print_result(figures: Mapping[str, Any], *, once: bool = False) -> None:
 
 def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def keep_stdout_for_results() -> None:
+    """Sends to stderr what libraries below Python print on stdout, as the collectives of several processes do."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(results, "w", encoding="utf-8")

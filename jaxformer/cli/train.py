@@ -5,6 +5,7 @@ jaxformer train --workdir=runs/a          # go on
 """
 
 import argparse
+import os
 
 SUMMARY = "train a model, or go on with a run"
 
@@ -24,12 +25,14 @@ def run(arguments: argparse.Namespace) -> None:
     with deferred_interruption():  # from here on, so that a signal during the imports is heeded too
         from pathlib import Path
 
-        from jaxformer.cli.output import print_result
+        from jaxformer.cli.output import keep_stdout_for_results, print_result
         from jaxformer.training.config import continue_config, load_config
-        from jaxformer.training.distributed import start_distributed
+        from jaxformer.training.distributed import ENVIRONMENT, start_distributed
         from jaxformer.training.loop import train_and_evaluate
 
-        start_distributed()
+        if ENVIRONMENT[0] in os.environ:
+            keep_stdout_for_results()
+            start_distributed()
         if arguments.config is None:
             config = continue_config(Path(arguments.workdir), arguments.overrides)
         else:

@@ -1,7 +1,7 @@
 """Reading checkpoints: which steps are whole, what they hold, and a comparison before anything is restored.
 
-A step's folder holds four items: `model` (parameters and model state, which evaluation needs), `training` (optimizer
-state, step, randomness), `data` (the data iterator's position, one file a process) and `facts` (a JSON object).
+A step's folder holds three items: `model` (parameters and model state, which evaluation needs), `training` (optimizer
+state, step, randomness) and `facts` (a JSON object: the data iterator's position, the validation loss, and more).
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-ITEMS = ("model", "training", "data", "facts")
+ITEMS = ("model", "training", "facts")
 _METADATA = "_CHECKPOINT_METADATA"
 _TREE_FILES = ("_METADATA", "manifest.ocdbt")
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -172,16 +172,12 @@ def restore_model(directory: Path, step: int, params: Any, model_state: Any) -> 
     return tree["params"], tree["model_state"]
 
 
-def restore_items(
-    directory: Path, step: int, trees: Mapping[str, Any], iterator: Any = None
-) -> dict[str, dict[str, Any]]:
-    """Restores the items that have a tree (of abstract arrays), and the iterator in place, after comparing all."""
+def restore_items(directory: Path, step: int, trees: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Restores the items that have a tree (of abstract arrays), after comparing all of them."""
     import orbax.checkpoint as ocp
 
     where = f"checkpoint {directory / str(step)}"
     arguments: dict[str, Any] = {item: ocp.args.StandardRestore(tree) for item, tree in trees.items()}
-    if iterator is not None:
-        arguments["data"] = grain_checkpoint().CheckpointRestore(iterator)
     try:
         for item, tree in trees.items():
             check_signature(stored_signature(directory, step, item), _signature(tree), where)
@@ -192,13 +188,6 @@ def restore_items(
     except Exception as error:  # orbax and tensorstore raise many kinds for damaged files
         raise CheckpointError(f"{where} cannot be restored: {first_line(error)}") from error
     return {item: restored[item] for item in trees}
-
-
-def grain_checkpoint() -> Any:
-    """Grain's handlers for orbax, imported late."""
-    import grain
-
-    return grain.checkpoint
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,6 @@ from jaxformer.training.checkpoint_reading import (
     find_steps,
     first_line,
     from_dicts,
-    grain_checkpoint,
     read_facts,
     restore_items,
     to_dicts,
@@ -113,7 +112,7 @@ class Checkpoints:
         Args:
           step: updates done.
           state: the train state.
-          iterator: grain iterator, standing before the batch of the next step.
+          iterator: with grain's `get_state`, standing before the batch of the next step.
           facts: JSON object; its "loss" ranks the step.
 
         Raises:
@@ -123,8 +122,8 @@ class Checkpoints:
 
         self.wait()
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in _items_of(state).items()}
-        items["data"] = grain_checkpoint().CheckpointSave(iterator)
-        items["facts"] = ocp.args.JsonSave(dict(facts))
+        # The position is the same in every process, whatever their number: batches given out.
+        items["facts"] = ocp.args.JsonSave({**facts, "data_position": iterator.get_state()})
         self._saving = step
         self._keep.losses[step] = facts.get("loss")
         with self._failure_told():
@@ -157,12 +156,13 @@ class Checkpoints:
         Args:
           step: which checkpoint.
           state: tree of `jax.ShapeDtypeStruct` with shardings.
-          iterator: grain iterator over the same data.
+          iterator: over the same data, with grain's `set_state`.
 
         Raises:
           CheckpointError: the checkpoint does not have exactly these arrays, or cannot be read.
         """
-        restored = restore_items(self.directory, step, _items_of(state), iterator)
+        restored = restore_items(self.directory, step, _items_of(state))
+        iterator.set_state(self.facts(step)["data_position"])
         trees = {"params": state.params, "model_state": state.model_state}
         model = from_dicts(restored["model"], trees)
         trees = {"opt_state": state.opt_state, "step": state.step, "rng_data": state.rng_data}

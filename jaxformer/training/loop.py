@@ -21,6 +21,7 @@ from jaxformer.training.sampling import sample_text
 from jaxformer.training.sharding import make_mesh, shard_batch
 from jaxformer.training.signals import Interruption, TrainingInterrupted, deferred_interruption
 from jaxformer.training.startup import (
+    check_batches,
     check_config,
     check_sample,
     earlier_run,
@@ -63,6 +64,7 @@ def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> d
         mesh = make_mesh(**given.config.mesh)
         earlier = earlier_run(directory)
         check_config(given.config, earlier[0].config if earlier else None, directory.path)
+        check_batches(given.config, mesh)
         tokenizer = given.config.data.tokenizer
         data = load_data(given.config, tokenizer=directory.tokenizer(tokenizer) if earlier else tokenizer)
         decided = earlier[1] if earlier else decided_values(given.config, data)

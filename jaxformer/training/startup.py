@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from jaxformer.training.assembly import Parts, count_parameters, example_batch
@@ -79,6 +79,21 @@ def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) ->
         raise ConfigError(
             f"{where} holds a run of another config, which cannot go on with this one: {'; '.join(lines)}"
         )
+
+
+def check_batches(config: ConfigDict, mesh: Mesh | AbstractMesh) -> None:
+    """Refuses batches that the mesh cannot split, those of evaluation too, which come late.
+
+    Raises:
+      ConfigError: a batch size is no multiple of the devices along the batch.
+    """
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    for path, size in (("train", config.train.batch_size), ("eval", config.eval.batch_size)):
+        if size % parts:
+            raise ConfigError(
+                f"config.{path}.batch_size is {size}, must be a multiple of the {parts} devices along the batch "
+                f"(mesh data={mesh.shape['data']}, fsdp={mesh.shape['fsdp']})"
+            )
 
 
 def check_sample(config: ConfigDict, tokenizer: Any) -> None:

@@ -18,6 +18,7 @@ from jaxformer.training.metrics import read_metrics
 from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
 from jaxformer.training.sharding import make_mesh
 from jaxformer.training.signals import TrainingInterrupted, deferred_interruption
+from jaxformer.training.startup import check_batches
 from jaxformer.training.step_log import NonFiniteError
 
 
@@ -198,6 +199,14 @@ def test_wrong_config_is_refused_and_leaves_the_folder_usable(text, tmp_path, ov
     with pytest.raises(ValueError, match=message):
         train_and_evaluate(tiny_config(text, *overrides), tmp_path)
     assert not RunDirectory(tmp_path).exists
+
+
+def test_batches_that_the_mesh_cannot_split_are_refused(text, tiny_config):
+    mesh = jax.sharding.AbstractMesh((2, 2, 1, 1), ("data", "fsdp", "tensor", "expert"))
+    check_batches(tiny_config(text, "eval.batch_size=8").config, mesh)
+    for field, size in (("eval.batch_size", 6), ("train.batch_size", 2)):
+        with pytest.raises(ConfigError, match=f"{field} is {size}, must be a multiple of the 4 devices"):
+            check_batches(tiny_config(text, "eval.batch_size=8", f"{field}={size}").config, mesh)
 
 
 def test_run_that_saved_nothing_may_begin_again_with_another_config(text, tmp_path, monkeypatch, tiny_config):

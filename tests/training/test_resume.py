@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -123,6 +124,44 @@ def test_fresh_process_continues_what_sigterm_interrupted(tiny_flags, straight, 
     assert f"restored step {last['step']}" in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["step"] == 12
     assert_same_run(expected, tmp_path)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def train_together(workdir, flags, port):
+    """Two processes of one run: (stdout, stderr, exit status) of each."""
+    shared = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+    processes = [
+        subprocess.Popen(
+            command(workdir, flags),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **shared, "JAX_PROCESS_ID": str(index)},
+        )
+        for index in range(2)
+    ]
+    return [(*process.communicate(timeout=240), process.returncode) for process in processes]
+
+
+def test_two_processes_write_one_run_that_one_process_continues(tiny_flags, straight, tmp_path):
+    expected, _ = straight
+    flags = [*train_flags(tiny_flags), "--config.train.steps=7", "--config.eval.batch_size=2"]
+    (first, first_stderr, status), (second, _, second_status) = train_together(tmp_path, flags, free_port())
+    assert (status, second_status) == (0, 0), first_stderr
+    assert json.loads(first)["step"] == 7
+    assert second == ""
+    result = subprocess.run(
+        command(tmp_path, [], "--config.train.steps=12"), capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr
+    found = [record["loss"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["split"] == "train"]
+    alone = [record["loss"] for record in read_metrics(expected / "metrics.jsonl") if record["split"] == "train"]
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
 def wait_for(condition, process, seconds=180):
