@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.attention.products import einsum
 from jaxformer.attention.terms import Bias, Terms
 from jaxformer.functional import compute_dtype
 
@@ -28,7 +29,7 @@ def plain_attention(
         powers = jnp.where(keep, powers * jnp.asarray(factor, powers.dtype), jnp.zeros((), powers.dtype))
     powers = powers.reshape(batch_size, num_kv_heads, num_heads // num_kv_heads, num_queries, num_keys)
     dtype = compute_dtype(value.dtype)
-    output = jnp.einsum("bkgts,bskv->bkgtv", powers.astype(value.dtype), value, preferred_element_type=dtype)
+    output = einsum("bkgts,bskv->bkgtv", powers.astype(value.dtype), value, dtype)
     # Dividing the sum of values takes one pass less over the matrix than dividing every weight.
     output = output.reshape(batch_size, num_heads, num_queries, value.shape[3]) / total.astype(dtype)
     return output.swapaxes(1, 2).astype(value.dtype)
@@ -50,7 +51,7 @@ def _powers(
     num_keys, num_kv_heads = key.shape[1:3]
     dtype = compute_dtype(query.dtype)
     grouped = query.reshape(batch_size, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype)
+    logits = einsum("btkgh,bskh->bkgts", grouped, key, dtype)
     logits = logits.reshape(batch_size, num_heads, num_queries, num_keys)
     added, visible = terms.added(bias), terms.visible()
     if added is not None:
