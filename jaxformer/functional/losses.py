@@ -1,5 +1,6 @@
 """Cross-entropy as sums and counts, so that losses of any batches, hosts or accumulation steps add up exactly."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -136,6 +137,7 @@ def mean_loss(loss_sum: ArrayLike, weight_sum: ArrayLike) -> Float[Array, ""]:
     return jnp.where(supervised, loss_sum / jnp.where(supervised, weight_sum, 1), 0)
 
 
+@partial(jax.jit, static_argnums=(3, 4, 5))
 def _sums(
     logits: Float[Array, "*tokens V"],
     labels: Int[Array, "*tokens"],

@@ -108,14 +108,7 @@ def top_p_filter(logits: ArrayLike, top_p: float) -> Float[Array, "... V"]:
     logits = as_floating(logits, "logits")
     if top_p == 1:
         return logits
-    gaps = -_below_highest(logits)
-    probabilities = jnp.exp(-gaps)
-    target = (top_p - _ROUNDING) * probabilities.sum(-1, keepdims=True)
-    edge = _nucleus_edge(gaps, probabilities, target)
-    inside, at_edge = gaps < edge, gaps == edge
-    missing = (target - jnp.where(inside, probabilities, 0).sum(-1, keepdims=True)) / jnp.exp(-edge)
-    kept = inside | _first_of(at_edge, jnp.maximum(jnp.ceil(missing), 1).astype(jnp.int32))
-    return jnp.where(kept, logits, -jnp.inf)
+    return jnp.where(_nucleus(logits, top_p), logits, -jnp.inf)
 
 
 def min_p_filter(logits: ArrayLike, min_p: float) -> Float[Array, "... V"]:
@@ -226,6 +219,18 @@ def _below_highest(logits: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
     return (logits - highest).astype(jnp.float32)
 
 
+@jax.jit
+def _nucleus(logits: Float[Array, "*rows V"], top_p: float | Array) -> Bool[Array, "*rows V"]:
+    """Which tokens are in it. Compiled once for all values of top_p, also where it is called outside of a jit."""
+    gaps = -_below_highest(logits)
+    probabilities = jnp.exp(-gaps)
+    target = (top_p - _ROUNDING) * probabilities.sum(-1, keepdims=True)
+    edge = _nucleus_edge(gaps, probabilities, target)
+    inside, at_edge = gaps < edge, gaps == edge
+    missing = (target - jnp.where(inside, probabilities, 0).sum(-1, keepdims=True)) / jnp.exp(-edge)
+    return inside | _first_of(at_edge, jnp.maximum(jnp.ceil(missing), 1).astype(jnp.int32))
+
+
 def _nucleus_edge(
     gaps: Float[Array, "*rows V"], probabilities: Float[Array, "*rows V"], target: Float[Array, "*rows 1"]
 ) -> Float[Array, "*rows 1"]:
@@ -261,6 +266,7 @@ def _first_of(candidates: Bool[Array, "*rows V"], count: Int[Array, "*rows 1"]) 
     )
 
 
+@jax.jit
 def _draw(rng: Array, scores: Float[Array, "B V"]) -> Int[Array, "B"]:
     """One token per row with probability softmax(scores): a block of the vocabulary first, then a token in it.
 

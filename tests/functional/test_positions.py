@@ -94,7 +94,7 @@ def test_rotary_has_right_gradients_in_float64():
         x = jax.random.normal(jax.random.key(1), (1, 3, 2, 6), jnp.float64)
         positions = np.array([[2, 5, 11]])
         assert apply_rotary(x, positions).dtype == jnp.float64
-        check_grads(lambda x: apply_rotary(x, positions), (x,), order=2, atol=1e-7, rtol=1e-7)
+        check_grads(jax.jit(lambda x: apply_rotary(x, positions)), (x,), order=2, atol=1e-7, rtol=1e-7)
         angles = positions[0].astype(float)
         np.testing.assert_allclose(
             sinusoidal_positions(positions, 2, dtype=jnp.float64)[0, :, 0], np.sin(angles), atol=1e-15

@@ -8,12 +8,13 @@ import pytest
 from jaxformer.functional import check_sampling, sample_logits
 
 DRAWS = 10_000
+draw = jax.jit(sample_logits, static_argnames=("temperature", "top_k", "top_p", "min_p", "vocab_size"))
 
 
 def draw_many(row, **options):
     """Tokens of DRAWS rows with the same logits."""
     logits = jnp.broadcast_to(jnp.asarray(row)[None], (DRAWS, len(row)))
-    return np.asarray(jax.jit(lambda logits: sample_logits(jax.random.key(7), logits, **options))(logits))
+    return np.asarray(draw(jax.random.key(7), logits, **options))
 
 
 def probabilities_of(row, temperature=1.0):
@@ -89,7 +90,7 @@ def test_temperature_zero_takes_the_highest_logit_without_a_key(options, tempera
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
 def test_tiny_temperatures_with_large_logits_stay_finite(rng, temperature, options):
     logits = jnp.array([[1000.0, 999.0, 0.0], [3e38, 0.0, -3e38], [-1e30, -2e30, -jnp.inf]])
-    np.testing.assert_array_equal(sample_logits(rng, logits, temperature=temperature, **options), [0, 0, 0])
+    np.testing.assert_array_equal(draw(rng, logits, temperature=temperature, **options), [0, 0, 0])
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 7}, {"top_k": 50}, {"top_p": 0.95}, {"min_p": 0.5}])
@@ -101,13 +102,13 @@ def test_padded_vocabulary_is_never_drawn(options, content):
     assert set(tokens) <= set(range(5))
     if options.get("top_p") is None:
         assert set(tokens) == set(range(5))
-    assert sample_logits(None, row[None], temperature=0.0, vocab_size=5) == 0
+    assert draw(None, row[None], temperature=0.0, vocab_size=5) == 0
 
 
 def test_padding_the_vocabulary_changes_no_draw(rng):
     logits = 2 * jax.random.normal(rng, (5, 300))
     padded = jnp.pad(logits, ((0, 0), (0, 212)), constant_values=99.0)
-    np.testing.assert_array_equal(sample_logits(rng, padded, vocab_size=300), sample_logits(rng, logits))
+    np.testing.assert_array_equal(draw(rng, padded, vocab_size=300), draw(rng, logits))
 
 
 def test_excluded_tokens_are_never_drawn():
@@ -118,38 +119,38 @@ def test_excluded_tokens_are_never_drawn():
 
 
 def test_a_row_without_any_token_still_gives_one_in_range(rng):
-    tokens = sample_logits(rng, jnp.full((2, 5), -jnp.inf), top_p=0.5, min_p=0.5)
+    tokens = draw(rng, jnp.full((2, 5), -jnp.inf), top_p=0.5, min_p=0.5)
     assert ((tokens >= 0) & (tokens < 5)).all()
 
 
 def test_one_candidate_is_the_greedy_choice(rng):
     logits = jnp.round(2 * jax.random.normal(rng, (40, 9)))
     greedy = jnp.argmax(logits, axis=-1)
-    np.testing.assert_array_equal(sample_logits(None, logits, temperature=0.0), greedy)
-    np.testing.assert_array_equal(sample_logits(rng, logits, top_k=1), greedy)
-    np.testing.assert_array_equal(sample_logits(rng, logits, top_p=1e-9), greedy)
+    np.testing.assert_array_equal(draw(None, logits, temperature=0.0), greedy)
+    np.testing.assert_array_equal(draw(rng, logits, top_k=1), greedy)
+    np.testing.assert_array_equal(draw(rng, logits, top_p=1e-9), greedy)
 
 
 def test_top_k_from_the_vocabulary_size_on_cuts_nothing(rng):
     logits = jax.random.normal(rng, (50, 9))
     for top_k in (9, 10, 10**6):
-        np.testing.assert_array_equal(sample_logits(rng, logits, top_k=top_k), sample_logits(rng, logits))
+        np.testing.assert_array_equal(draw(rng, logits, top_k=top_k), draw(rng, logits))
 
 
 def test_the_same_key_draws_the_same_and_others_differ(rng):
     logits = jnp.zeros((3, 1000))
-    first, again = sample_logits(rng, logits), sample_logits(rng, logits)
+    first, again = draw(rng, logits), draw(rng, logits)
     np.testing.assert_array_equal(first, again)
     assert len(set(first.tolist())) > 1
-    assert not np.array_equal(first, sample_logits(jax.random.fold_in(rng, 1), logits))
+    assert not np.array_equal(first, draw(jax.random.fold_in(rng, 1), logits))
 
 
 def test_with_a_key_per_row_a_row_draws_alone_what_it_draws_in_a_batch(rng):
     keys = jax.random.split(rng, 5)
     logits = jax.random.normal(rng, (5, 400))
-    together = sample_logits(keys, logits, top_p=0.9)
-    alone = [sample_logits(keys[i : i + 1], logits[i : i + 1], top_p=0.9)[0] for i in range(5)]
-    mapped = jax.vmap(lambda key, row: sample_logits(key[None], row[None], top_p=0.9)[0])(keys, logits)
+    together = draw(keys, logits, top_p=0.9)
+    alone = [draw(keys[i : i + 1], logits[i : i + 1], top_p=0.9)[0] for i in range(5)]
+    mapped = jax.vmap(lambda key, row: draw(key[None], row[None], top_p=0.9)[0])(keys, logits)
     np.testing.assert_array_equal(together, jnp.stack(alone))
     np.testing.assert_array_equal(together, mapped)
 
@@ -159,14 +160,14 @@ def test_a_traced_temperature_serves_every_value_with_one_compilation(rng):
     traces = []
 
     @jax.jit
-    def draw(temperature):
+    def draw_at(temperature):
         traces.append(temperature)
         return sample_logits(rng, logits, temperature=temperature, top_p=0.9)
 
-    for temperature in (0.3, 1.0, 4.0):
-        expected = sample_logits(rng, logits, temperature=temperature, top_p=0.9)
-        np.testing.assert_array_equal(draw(jnp.float32(temperature)), expected)
-    np.testing.assert_array_equal(draw(jnp.float32(1e-30)), jnp.argmax(logits, axis=-1))
+    for temperature in (0.3, 4.0):
+        expected = draw(rng, logits, temperature=temperature, top_p=0.9)
+        np.testing.assert_array_equal(draw_at(jnp.float32(temperature)), expected)
+    np.testing.assert_array_equal(draw_at(jnp.float32(1e-30)), jnp.argmax(logits, axis=-1))
     assert len(traces) == 1
 
 

@@ -23,16 +23,15 @@ def top_k_by_sorting(logits, top_k):
     return result
 
 
-def top_p_by_sorting(logits, top_p):
-    result = np.full(logits.shape, MINUS_INFINITY)
+def assert_nucleus(logits, kept, top_p):
+    """A row keeps its most likely tokens, as many as reach top_p and no more, up to the rounding of float32 sums."""
     for index in np.ndindex(logits.shape[:-1]):
         row = np.asarray(logits[index], np.float64)
-        order = order_of(row)
-        shares = np.exp(row[order] - row.max()) / np.exp(row - row.max()).sum()
-        count = np.searchsorted(np.cumsum(shares), top_p - 1e-6) + 1
-        kept = order[:count]
-        result[index][kept] = logits[index][kept]
-    return result
+        order, count = order_of(row), kept[index].sum()
+        assert set(np.flatnonzero(kept[index])) == set(order[:count])
+        reached = np.cumsum(np.exp(row[order] - row.max()) / np.exp(row - row.max()).sum())
+        assert reached[count - 1] >= top_p - 2e-6
+        assert count == 1 or reached[count - 2] < top_p
 
 
 @pytest.fixture
@@ -55,7 +54,10 @@ def test_top_k_keeps_exactly_the_highest(logits, tied, top_k):
 @pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.99, 0.9999])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, tied, top_p):
     for values in (logits, tied):
-        np.testing.assert_array_equal(top_p_filter(values, top_p), top_p_by_sorting(values, top_p))
+        result = np.asarray(top_p_filter(values, top_p))
+        kept = result > MINUS_INFINITY
+        np.testing.assert_array_equal(result[kept], values[kept])
+        assert_nucleus(values, kept, top_p)
 
 
 def test_top_p_of_one_keeps_everything(logits):

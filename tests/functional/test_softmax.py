@@ -113,7 +113,7 @@ def test_derivatives_of_both_orders_are_right_in_float64(mask):
         logits = jax.random.normal(jax.random.key(3), (2, 3, 5, 7), jnp.float64)
         assert masked_softmax(logits, mask).dtype == jnp.float64
         np.testing.assert_allclose(masked_softmax(logits, mask), softmax_by_loops(logits, mask), atol=1e-15)
-        check_grads(lambda logits: masked_softmax(logits, mask), (logits,), order=2, atol=1e-7, rtol=1e-7)
+        check_grads(jax.jit(lambda logits: masked_softmax(logits, mask)), (logits,), order=2, atol=1e-7, rtol=1e-7)
 
 
 def test_jit_and_vmap_change_nothing(logits, mask):
