@@ -82,7 +82,9 @@ def test_evaluation_is_a_mean_over_all_tokens_once(trained):
     total, count = 0.0, 0
     for index in range(len(data.validation_rows)):
         row = data.validation_rows[index]
-        inputs = {name: row[name][None] for name in ("tokens", "positions", "segments") if name in row}
+        inputs = {
+            name: jax.numpy.asarray(row[name])[None] for name in ("tokens", "positions", "segments") if name in row
+        }
         logits = np.asarray(model.apply({"params": params}, **inputs).logits[0], np.float64)
         for position, target in enumerate(row["targets"]):
             if target >= 0:
