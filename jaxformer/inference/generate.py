@@ -14,7 +14,7 @@ from jaxformer.functional import check_sampling
 from jaxformer.inference.loop import Controls, Progress, advance, start
 from jaxformer.inference.prompts import PromptBatch, bucket, check_count, check_token, pad_prompts
 from jaxformer.inference.rules import Rule
-from jaxformer.inference.steps import for_single_tokens, position_limit, unstack
+from jaxformer.inference.steps import for_single_tokens, position_limit
 
 # Tokens a row between two looks of the host at what the device made.
 _STREAMED_TOGETHER = 8
@@ -201,8 +201,7 @@ def _start(request: _Request) -> Progress:
 
 def _arrange(request: _Request) -> tuple[nn.Module, Any]:
     """The model and its variables as the loop over tokens wants them."""
-    model = for_single_tokens(request.model)
-    return model, request.variables if model is request.model else unstack(request.variables)
+    return for_single_tokens(request.model, request.variables, len(request.prompts.tokens))
 
 
 def _advance(request: _Request, arranged: tuple[nn.Module, Any], progress: Progress, limit: int) -> Progress:

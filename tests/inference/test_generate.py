@@ -61,10 +61,12 @@ def test_arrays_and_lists_of_prompts_mean_the_same(gpt):
 
 def test_rows_do_not_depend_on_their_batch_mates(gpt):
     options = {"max_new_tokens": 13, "temperature": 1.0, "rng": jax.random.key(5)}
-    out = generate(*gpt, [[5, 6, 7], [8, 9]], **options)
-    others = generate(*gpt, [[1] * 19, [8, 9], [2]], **options)
-    np.testing.assert_array_equal(out[1], others[1])
-    np.testing.assert_array_equal(out[0], generate(*gpt, [[5, 6, 7]], **options)[0])
+    batch = generate(*gpt, PROMPTS, **options)
+    np.testing.assert_array_equal(batch[1], generate(*gpt, [[1, 2], PROMPTS[1], [3]], **options)[1])
+    # A mate that is long enough to change the size of everything.
+    with_long_mate = generate(*gpt, [PROMPTS[0], [1] * 19], **options)
+    np.testing.assert_array_equal(batch[0], with_long_mate[0])
+    np.testing.assert_array_equal(batch[0], generate(*gpt, [PROMPTS[0]], **options)[0])
 
 
 def test_rows_and_seeds_draw_differently(gpt):
@@ -97,7 +99,7 @@ def test_finished_rows_emit_padding_only(gpt):
 def test_padded_rows_of_the_vocabulary_are_never_sampled(make_gpt):
     model, params = make_gpt(vocab_size=5, vocab_multiple=8)
     silent = jax.tree.map(jnp.zeros_like, params)
-    out = generate(model, silent, [[1]] * 1000, max_new_tokens=10, temperature=1.0, rng=jax.random.key(0))
+    out = generate(model, silent, [[1]] * 625, max_new_tokens=16, temperature=1.0, rng=jax.random.key(0))
     counts = np.bincount(out.ravel(), minlength=8)
     assert counts[5:].sum() == 0
     # 10,000 draws, each token with probability 1/5: four standard deviations are 160.

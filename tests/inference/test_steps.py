@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.inference.steps import for_single_tokens, left_padded_positions, next_logits, unstack
+from jaxformer.inference.steps import for_single_tokens, left_padded_positions, next_logits
 
 TOKENS = [3, 14, 15, 9, 2, 6, 5]
 
@@ -47,14 +47,18 @@ def test_left_padding_does_not_change_logits(make_gpt, full_pass):
         np.testing.assert_allclose(more[row], full_pass(model, params, [*prompt, 8]), atol=1e-5, rtol=1e-5)
 
 
-def test_arrangement_for_single_tokens_keeps_the_function(make_gpt, recurrent):
-    model, params = make_gpt()
-    arranged = for_single_tokens(model)
-    assert not arranged.config.scan_layers
-    tokens = jnp.asarray(TOKENS)[None]
-    variables = unstack({"params": params})
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_arrangement_for_single_tokens_keeps_the_function(gpt, batch_size):
+    model, params = gpt
+    arranged, variables = for_single_tokens(model, {"params": params, "averages": {}}, batch_size)
+    assert arranged.config != model.config
+    assert variables["averages"] == {}
+    tokens = jnp.asarray([TOKENS] * batch_size)
     np.testing.assert_allclose(
         arranged.apply(variables, tokens).logits, model.apply({"params": params}, tokens).logits, atol=1e-5
     )
-    assert for_single_tokens(arranged) is arranged
-    assert for_single_tokens(recurrent) is recurrent
+    assert for_single_tokens(arranged, variables, batch_size) == (arranged, variables)
+
+
+def test_models_without_layers_are_left_as_they_are(recurrent):
+    assert for_single_tokens(recurrent, {}, 1) == (recurrent, {})
