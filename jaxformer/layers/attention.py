@@ -111,15 +111,15 @@ class MultiHeadAttention(nn.Module):
         heads, kv_heads, head_dim = self._sizes(x.shape[-1])
         query_projection = self._projection("query", x.shape[-1], heads * head_dim)
         if isinstance(memory, tuple):
-            query = _split_heads(project(x, *query_projection, self.dtype), heads)
+            query = _split_heads(project(x, *query_projection, dtype=self.dtype), heads)
             key, value = memory
         else:
             source = x if memory is None else memory
             key_projection = self._projection("key", source.shape[-1], kv_heads * head_dim)
             value_projection = self._projection("value", source.shape[-1], kv_heads * head_dim)
-            query = _split_heads(project(x, *query_projection, self.dtype), heads)
-            key = _split_heads(project(source, *key_projection, self.dtype), kv_heads)
-            value = _split_heads(project(source, *value_projection, self.dtype), kv_heads)
+            query = _split_heads(project(x, *query_projection, dtype=self.dtype), heads)
+            key = _split_heads(project(source, *key_projection, dtype=self.dtype), kv_heads)
+            value = _split_heads(project(source, *value_projection, dtype=self.dtype), kv_heads)
         if memory is None:
             key_positions, key_segments = query_positions, query_segments
             query, key = self._rotate(query, query_positions), self._rotate(key, key_positions)
@@ -144,7 +144,7 @@ class MultiHeadAttention(nn.Module):
             weights = self._weights(query, key, given) if return_weights else None
         out = self._projection("out", heads * head_dim, x.shape[-1], self.out_kernel_init)
         merged = attended.reshape(*attended.shape[:2], heads * head_dim)
-        return AttentionOutput(project(merged, *out, self.dtype), cache, weights)
+        return AttentionOutput(project(merged, *out, dtype=self.dtype), cache, weights)
 
     def _sizes(self, embed_dim: int) -> tuple[int, int, int]:
         """Query heads, key/value heads and head width, checked."""
@@ -179,10 +179,10 @@ class MultiHeadAttention(nn.Module):
         return function(query, key, value, **_set(given))
 
     def _weights(self, query: Array, key: Array, given: dict) -> Array:
-        weights = self._kind("weights").weights
-        if weights is None:
-            raise ValueError(f"attention={self.attention.name!r} has no weights")
-        return weights(query, key, **_set({**given, "implementation": None, "block_size": None}))
+        kind = self._kind("weights")
+        if kind.weights is None:
+            raise ValueError(f"attention={kind.name!r} has no weights")
+        return kind.weights(query, key, **_set({**given, "implementation": None, "block_size": None}))
 
 
 def project_memory(params: dict[str, Any], memory: Float[Array, "B S M"], num_kv_heads: int, dtype: Any):
@@ -198,7 +198,7 @@ def project_memory(params: dict[str, Any], memory: Float[Array, "B S M"], num_kv
       (key, value), each [B, S, num_kv_heads, head_dim], to be given as ``memory``.
     """
     return tuple(
-        _split_heads(project(memory, params[name]["kernel"], params[name].get("bias"), dtype), num_kv_heads)
+        _split_heads(project(memory, params[name]["kernel"], params[name].get("bias"), dtype=dtype), num_kv_heads)
         for name in ("key", "value")
     )
 

@@ -85,11 +85,11 @@ class FeedForward(nn.Module):
             hidden = activation(raised) if gated is None else activation(gated) * raised
             if rng is not None:
                 hidden = dropout_by_position(rng, hidden, self.dropout_rate, start)
-            return project(hidden, *down, self.dtype)
+            return project(hidden, *down, dtype=self.dtype)
 
         def apply(chunk: Array, start: Any) -> Array:
-            gated = None if gate is None else project(chunk, *gate, self.dtype)
-            return contract(project(chunk, *up, self.dtype), gated, down, start)
+            gated = None if gate is None else project(chunk, *gate, dtype=self.dtype)
+            return contract(project(chunk, *up, dtype=self.dtype), gated, down, start)
 
         if self.chunk_size is None or self.chunk_size >= x.shape[1]:
             return apply(x, 0)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 
 def project(
-    x: Float[Array, "*batch I"], kernel: Float[Array, "I O"], bias: Float[Array, "O"] | None, dtype: Any
+    x: Float[Array, "*batch I"], kernel: Float[Array, "I O"], bias: Float[Array, "O"] | None, *, dtype: Any
 ) -> Array:
     """``x @ kernel + bias`` computed in ``dtype``: [..., inputs] -> [..., outputs]."""
     out = jnp.matmul(x.astype(dtype), kernel.astype(dtype))
@@ -46,7 +46,7 @@ class Projection(nn.Module):
 
     def __call__(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch O"]:
         """Project the last axis of ``x``."""
-        return project(x, self.kernel, self.bias, self.dtype)
+        return project(x, self.kernel, self.bias, dtype=self.dtype)
 
     def arrays(self) -> tuple[Array, Array | None]:
         """The kernel and the bias (None without one)."""

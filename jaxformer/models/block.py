@@ -94,7 +94,7 @@ class TransformerBlock(nn.Module):
         Returns:
           The residual stream [B, T, embed_dim] and a ``BlockAux``.
         """
-        weights = {}
+        weights: dict[str, Any] = {}
 
         def self_attention(hidden: Array) -> Array:
             nonlocal cache

@@ -76,10 +76,18 @@ class Stack(nn.Module):
             x, cache = carry
             params, layer, memory = per_layer
             rngs = {} if rng is None else {"dropout": jax.random.fold_in(rng, layer)}
-            options = {"deterministic": deterministic, "return_weights": return_weights}
-            x, aux = block.apply(
-                {"params": params}, x, inputs, cache=cache, layer=layer, memory=memory, rngs=rngs, **options
+            applied: Any = block.apply(
+                {"params": params},
+                x,
+                inputs,
+                cache=cache,
+                layer=layer,
+                memory=memory,
+                deterministic=deterministic,
+                return_weights=return_weights,
+                rngs=rngs,
             )
+            x, aux = applied
             return (x, aux.cache), aux._replace(cache=None)
 
         if config.remat != "none":

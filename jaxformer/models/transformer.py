@@ -1,5 +1,6 @@
 """The Transformer: embeddings, one or two stacks and the output head, driven by one configuration."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -33,7 +34,9 @@ class TransformerOutput(NamedTuple):
     aux: BlockAux
 
 
-class DecoderCache(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class DecoderCache:
     """What decoding carries from one call to the next.
 
     Attributes:
@@ -98,7 +101,8 @@ class Side(nn.Module):
         if config.norm_placement == "pre":
             x = make_norm(config, "final_norm")(x)
         if cache is not None:
-            aux = aux._replace(cache=cache._replace(layers=aux.cache, index=cache.index + x.shape[1]))
+            cache = dataclasses.replace(cache, layers=aux.cache, index=cache.index + x.shape[1])
+            aux = aux._replace(cache=cache)
         return x, aux
 
     def _add_positions(self, x: Array, positions: Array) -> Array:
@@ -246,10 +250,9 @@ class Transformer(nn.Module):
     ) -> tuple[Array, BlockAux]:
         """Final hidden states [B, L, embed_dim] and the stack's ``BlockAux``; arguments as for a call."""
         self._check_call(tokens, source, cache)
-        options = {"deterministic": deterministic, "return_weights": return_weights}
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
         if self.config.architecture == "encoder":
-            return self.encoder(self._embed(tokens), inputs, **options)
+            return self.encoder(self._embed(tokens), inputs, deterministic=deterministic, return_weights=return_weights)
         if source is not None:
             memory = self.encode(
                 source,
@@ -259,7 +262,9 @@ class Transformer(nn.Module):
                 deterministic=deterministic,
             )
             inputs = inputs._replace(memory=memory, memory_mask=source_mask, memory_segments=source_segments)
-        return self.decoder(self._embed(tokens), inputs, cache=cache, **options)
+        return self.decoder(
+            self._embed(tokens), inputs, cache=cache, deterministic=deterministic, return_weights=return_weights
+        )
 
     def encode(
         self,
@@ -316,7 +321,7 @@ class Transformer(nn.Module):
         memory = self.encode(source, source_mask=source_mask)
         projected = project_memories(self.variables["params"]["decoder"], memory, self.config)
         cache = self.init_cache(source.shape[0], max_length)
-        return cache._replace(memory=projected, memory_mask=source_mask)
+        return dataclasses.replace(cache, memory=projected, memory_mask=source_mask)
 
     def _embed(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         x = self.token_embedding(tokens)
