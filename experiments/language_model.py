@@ -62,7 +62,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     attentions = ("dense", *sorted(set(ATTENTION) - {"dense"}))
     chosen = parse_arg(arg, size=tuple(SIZES), attention=attentions, packing=("packed", "contiguous"))
     config = ConfigDict()
-    config.seed = 0  # of parameters, dropout, data order and split
+    config.seed = 0  # of parameters, dropout and data order
     config.objective = "language_model"
     config.model = model_config(chosen["attention"])
     config.data = data_config(chosen["packing"])
@@ -116,6 +116,7 @@ def data_config(packing: str) -> ConfigDict:
     data.packing = packing  # packed: documents never see each other; contiguous: one stream
     data.validation_fraction = 0.05  # of documents
     data.validation_bytes = optional(int, 200_000)  # bytes of validation text at most; None = all
+    data.split_seed = 0  # which documents are for validation: the same in runs of different config.seed
     data.prefetch = 2  # batches made ready in the background
     return data
 

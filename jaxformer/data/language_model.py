@@ -97,7 +97,7 @@ def load_language_model_data(
     validation_fraction: float = 0.05,
     validation_bytes: int | None = None,
     vocab_size: int | None = None,
-    seed: int = 0,
+    split_seed: int = 0,
 ) -> LanguageModelData:
     """Loads text, splits it, turns it into ids and lays them out in rows.
 
@@ -116,7 +116,7 @@ def load_language_model_data(
         validation_bytes: validation text at most, bytes; None = all. What is over is used for nothing, so the cap
             does not change the training data.
         vocab_size: ids must be below it; None = the tokenizer's.
-        seed: of the split.
+        split_seed: chooses the documents for validation.
 
     Returns:
         The data; its baselines are computed when first asked for.
@@ -130,8 +130,8 @@ def load_language_model_data(
         raise ValueError(f"length is {length}, must be at least 1 token.")
     loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     documents = load_documents(name, path=path, field=field)
-    train, validation = split_documents(documents, validation_fraction, seed=seed)
-    validation = limit_bytes(validation, validation_bytes, seed=seed)
+    train, validation = split_documents(documents, validation_fraction, seed=split_seed)
+    validation = limit_bytes(validation, validation_bytes, seed=split_seed)
 
     def rows(side: Documents) -> TokenRows:
         return _make_rows(side, loaded, name, length, packing == "packed", vocab_size or loaded.vocab_size)

@@ -35,7 +35,7 @@ def load_data(config: ConfigDict, **changes: Any) -> Any:
     from jaxformer.data import load_language_model_data
 
     arguments = {name: value for name, value in config.data.items() if name != "prefetch"}
-    return load_language_model_data(seed=config.seed, **{**arguments, **changes})
+    return load_language_model_data(**{**arguments, **changes})
 
 
 def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:

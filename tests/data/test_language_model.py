@@ -64,7 +64,7 @@ def test_the_cap_shortens_validation_and_leaves_training_as_it_is(folder):
 
 def test_the_hash_follows_everything_that_training_reads(folder):
     arguments = {"name": "text", "path": folder, "length": 11}
-    changes = [{}, {"length": 12}, {"packing": "contiguous"}, {"seed": 1}, {"validation_fraction": 0.5}]
+    changes = [{}, {"length": 12}, {"packing": "contiguous"}, {"split_seed": 1}, {"validation_fraction": 0.5}]
     hashes = {load_language_model_data(**{**arguments, **change}).hash for change in changes}
     assert len(hashes) == len(changes)
     assert load_language_model_data(**arguments).hash == load_language_model_data(**arguments).hash
