@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jaxformer.functional import masked_softmax
+from jaxformer import functional
+
+masked_softmax = jax.jit(functional.masked_softmax, static_argnames="axis")
 
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
 
@@ -61,7 +63,7 @@ def test_a_row_with_nothing_to_see_gives_zeros_and_no_gradient(dtype):
         return masked_softmax(logits, mask) @ value
 
     np.testing.assert_array_equal(output(logits), [[2, 3, 4, 5], [0, 0, 0, 0]])
-    gradient = jax.grad(lambda logits: output(logits).astype(jnp.float32).sum())(logits)
+    gradient = jax.jit(jax.grad(lambda logits: output(logits).astype(jnp.float32).sum()))(logits)
     assert jnp.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[1], 0)
 
@@ -118,14 +120,14 @@ def test_derivatives_of_both_orders_are_right_in_float64(mask):
 
 def test_jit_and_vmap_change_nothing(logits, mask):
     expected = masked_softmax(logits, mask)
-    np.testing.assert_allclose(jax.jit(masked_softmax)(logits, mask), expected, atol=1e-7)
+    np.testing.assert_allclose(functional.masked_softmax(logits, mask), expected, atol=1e-7)
     np.testing.assert_allclose(jax.vmap(masked_softmax)(logits, mask), expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 4), (3, 2, 3, 5, 7), (2, 3, 5, 1, 7), (2, 7, 1)])
 def test_a_mask_that_does_not_fit_is_refused_with_both_shapes(logits, shape):
     with pytest.raises(ValueError) as error:
-        masked_softmax(logits, np.ones(shape, bool))
+        functional.masked_softmax(logits, np.ones(shape, bool))
     assert str(shape) in str(error.value)
     assert str(logits.shape) in str(error.value)
 
@@ -133,9 +135,9 @@ def test_a_mask_that_does_not_fit_is_refused_with_both_shapes(logits, shape):
 @pytest.mark.parametrize(("logits", "message"), [(np.arange(3), "int"), (np.float32(1), "rank 1")])
 def test_logits_that_are_no_floating_rows_are_refused(logits, message):
     with pytest.raises(ValueError, match=message):
-        masked_softmax(logits)
+        functional.masked_softmax(logits)
 
 
 def test_an_additive_mask_is_refused():
     with pytest.raises(ValueError, match="bias"):
-        masked_softmax(jnp.zeros((2, 3)), np.zeros((2, 3), np.float32))
+        functional.masked_softmax(jnp.zeros((2, 3)), np.zeros((2, 3), np.float32))
