@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
 from jaxformer.attention import dense_attention
-from jaxformer.attention.blockwise import BLOCK_SIZE_CPU, Plan, make_plan
+from jaxformer.attention.block_plan import BLOCK_SIZE_CPU, Plan, make_plan
 from jaxformer.attention.terms import Terms
 
 
