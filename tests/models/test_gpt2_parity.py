@@ -31,8 +31,9 @@ def reference():
     )
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(torch.randn_like(weight) * 0.3 + (1.0 if weight.ndim == 1 else 0.0))
+        for name, weight in model.named_parameters():
+            is_scale = weight.ndim == 1 and name.endswith("weight")
+            weight.copy_(torch.randn_like(weight) * 0.3 + float(is_scale))
         # Strong positions keep the text from repeating one token.
         model.transformer.wpe.weight.mul_(10)
     return model
