@@ -275,11 +275,12 @@ def _draw(rng: Array, scores: Float[Array, "B V"]) -> Int[Array, "B"]:
     """
     batch, columns = scores.shape
     masses = jnp.exp(_below_highest(scores))
-    masses = jnp.pad(masses, ((0, 0), (0, -columns % _BLOCK))).reshape(batch, -1, _BLOCK)
+    size = min(_BLOCK, columns)
+    masses = jnp.pad(masses, ((0, 0), (0, -columns % size))).reshape(batch, -1, size)
     uniform = _uniform(rng, batch)
     block = _invert(masses.sum(-1), uniform[:, 0])
     within = jnp.take_along_axis(masses, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + _invert(within, uniform[:, 1])
+    return block * size + _invert(within, uniform[:, 1])
 
 
 def _uniform(rng: Array, batch: int) -> Float[Array, "B 2"]:

@@ -50,7 +50,7 @@ def test_low_precision_logits_are_drawn_from_as_they_are(dtype):
 
 
 def test_rare_tokens_behind_a_likely_one_keep_their_share():
-    """300 tokens of 1 in 100,000 each: together 0.3 %, which a single float32 running sum would still resolve."""
+    """300 tokens of 1 in 100,000 each: together 0.3 %, about 30 of the draws."""
     probabilities = np.full(601, 1e-5)
     probabilities[301:] = 0
     probabilities[17] = 1 - probabilities.sum() + probabilities[17]
