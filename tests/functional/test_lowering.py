@@ -1,0 +1,62 @@
+"""Every public function lowers for the three platforms, which needs none of their devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from jaxformer import functional
+
+X = jnp.ones((2, 3, 5, 8))
+LOGITS = jnp.ones((3, 300))
+POSITIONS = np.array([[0, 1, 2], [4, 5, 6]])
+LABELS = np.array([1, -100, 299])
+KEY = jax.random.key(0)
+
+CALLS = {
+    "as_mask": lambda: functional.as_mask(POSITIONS),
+    "causal_mask": lambda: functional.causal_mask(POSITIONS, POSITIONS),
+    "segment_mask": lambda: functional.segment_mask(POSITIONS, POSITIONS),
+    "padding_mask": lambda: functional.padding_mask(POSITIONS),
+    "combine_masks": lambda: functional.combine_masks(POSITIONS, POSITIONS[:1]),
+    "mask_from_lengths": lambda: functional.mask_from_lengths(POSITIONS, 7),
+    "sinusoidal_positions": lambda: functional.sinusoidal_positions(POSITIONS, 5),
+    "alibi_slopes": lambda: functional.alibi_slopes(5),
+    "relative_position_bucket": lambda: functional.relative_position_bucket(POSITIONS, bidirectional=True),
+    "first_argmax": lambda: functional.first_argmax(LOGITS),
+    "sample_logits": lambda: functional.sample_logits(KEY, LOGITS, top_k=7, top_p=0.9, min_p=0.1),
+    "top_k_filter": lambda: functional.top_k_filter(LOGITS, 7),
+    "top_p_filter": lambda: functional.top_p_filter(LOGITS, 0.9),
+    "min_p_filter": lambda: functional.min_p_filter(LOGITS, 0.1),
+    "apply_repetition_penalty": lambda: functional.apply_repetition_penalty(LOGITS, LOGITS > 0, 1.2),
+}
+GRADIENTS = {
+    "masked_softmax": lambda x: functional.masked_softmax(x, POSITIONS[:, :, None, None]),
+    "layer_norm": lambda x: functional.layer_norm(x, x[0, 0, 0], x[0, 0, 0]),
+    "rms_norm": lambda x: functional.rms_norm(x, x[0, 0, 0]),
+    "apply_rotary": lambda x: functional.apply_rotary(x, POSITIONS),
+    "AlibiBias": lambda x: functional.AlibiBias(x[0, 0, 0])(POSITIONS, POSITIONS),
+    "RelativeBias": lambda x: functional.RelativeBias(x[0, 0].T, bidirectional=True)(POSITIONS, POSITIONS),
+    "CrossEntropy": lambda x: functional.CrossEntropy(*x[0, 0, 0, :4]).loss_sum,
+    "cross_entropy": lambda x: functional.cross_entropy(jnp.tile(x[0, 0, :3], (1, 40)), LABELS).loss_sum,
+    "chunked_cross_entropy": lambda x: (
+        functional.chunked_cross_entropy(x[0, 0, :3], jnp.ones((8, 300)), LABELS, chunk_size=2).loss_sum
+    ),
+    "mean_loss": lambda x: functional.mean_loss(x.sum(), x.sum()),
+}
+
+
+def test_every_public_function_is_lowered_here():
+    without_arrays = {"check_sampling", "compute_dtype"}
+    assert set(CALLS) | set(GRADIENTS) | without_arrays == set(functional.__all__)
+
+
+@pytest.mark.parametrize("name", [*CALLS, *GRADIENTS])
+def test_lowers_for_cpu_cuda_and_tpu(name):
+    if name in CALLS:
+        function, arguments = CALLS[name], ()
+    else:
+        function, arguments = jax.grad(lambda x: GRADIENTS[name](x).sum()), (X,)
+    exported = export.export(jax.jit(function), platforms=("cpu", "cuda", "tpu"))(*arguments)
+    assert set(exported.platforms) == {"cpu", "cuda", "tpu"}
