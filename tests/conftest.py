@@ -9,8 +9,8 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 from jaxtyping import install_import_hook
 
-# Must come before the first import of the package: it wraps functions as their modules load.
-install_import_hook("jaxformer", "beartype.beartype")
+# Must come before the first import of the package: it wraps functions as their modules load. An int is a fine float.
+install_import_hook("jaxformer", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 import jax
 import pytest
