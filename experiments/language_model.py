@@ -40,11 +40,14 @@ SIZES: dict[str, dict[str, object]] = {
         "model.num_layers": 12,
         "model.embed_dim": 768,
         "model.num_heads": 12,
+        "model.positions": "learned",
+        "model.init_stddev": 0.02,
         "model.dtype": "bfloat16",
         "model.remat": "dots_no_batch",
         "data.length": 1024,
         "data.validation_bytes": 10_000_000,
         "optimizer.learning_rate": 6e-4,
+        "schedule.final_fraction": 0.1,
         "schedule.warmup_steps": 2000,
         "train.steps": 600_000,
         "train.batch_size": 480,
@@ -81,12 +84,12 @@ def model_config(attention: str) -> ConfigDict:
     model.vocab_size = optional(int)  # tokens; None = the tokenizer's
     model.num_layers = 4  # blocks
     model.embed_dim = 128  # features
-    model.num_heads = 4
+    model.num_heads = 2
     model.num_kv_heads = optional(int)  # None = num_heads; 1 = multi-query attention
     model.head_dim = optional(int)  # features a head; None = embed_dim / num_heads
     model.mlp_dim = optional(int)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens; None = data.length
-    model.positions = "learned"  # learned, sinusoidal, rotary, alibi, relative, none
+    model.positions = "rotary"  # learned, sinusoidal, rotary, alibi, relative, none
     model.norm = "layer"  # layer, rms
     model.norm_placement = "pre"  # pre, post
     model.norm_epsilon = 1e-5
@@ -99,7 +102,7 @@ def model_config(attention: str) -> ConfigDict:
     model.attention = attention
     model.scan_layers = True  # one compiled block; False = unrolled
     model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
-    model.init_stddev = 0.02
+    model.init_stddev = 0.05  # of kernels and embeddings; narrow models want more than GPT-2's 0.02
     model.dtype = "float32"  # of the computation
     model.param_dtype = "float32"
     return model
@@ -126,7 +129,7 @@ def training_config() -> ConfigDict:
     config = ConfigDict()
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 3e-3  # highest rate, per step
+    config.optimizer.learning_rate = 8e-3  # highest rate, per step
     config.optimizer.b1 = 0.9  # decay of the first moment
     config.optimizer.b2 = 0.95  # decay of the second moment
     config.optimizer.epsilon = 1e-8
@@ -135,19 +138,19 @@ def training_config() -> ConfigDict:
     config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
     config.schedule = ConfigDict()
     config.schedule.name = "cosine"  # constant, linear, cosine
-    config.schedule.warmup_steps = 50  # steps
+    config.schedule.warmup_steps = 100  # steps
     config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
-    config.schedule.final_fraction = 0.1  # of learning_rate
+    config.schedule.final_fraction = 0.02  # of learning_rate
     config.train = ConfigDict()
-    config.train.steps = 900  # updates
-    config.train.batch_size = 16  # rows an update, over all devices
+    config.train.steps = 1300  # updates
+    config.train.batch_size = 8  # rows an update, over all devices
     config.train.accumulation_steps = 1  # parts of a batch computed one after the other
     config.train.non_finite = "skip"  # what a step without finite gradient does: skip (nothing changes), stop
     config.eval = ConfigDict()
-    config.eval.every_steps = 300  # steps; the last step is always evaluated
+    config.eval.every_steps = 650  # steps; the last step is always evaluated
     config.eval.batch_size = 32  # rows
     config.checkpoint = ConfigDict()
-    config.checkpoint.every_steps = 300  # steps; the last step is always saved
+    config.checkpoint.every_steps = 325  # steps; the last step is always saved
     config.checkpoint.keep_latest = 2
     config.checkpoint.keep_best = 1  # of lowest validation loss
     config.log = ConfigDict()
