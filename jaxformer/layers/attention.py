@@ -125,7 +125,15 @@ class MultiHeadAttention(nn.Module):
             query, key = self._rotate(query, query_positions), self._rotate(key, key_positions)
         shared = {"bias": bias, "scale": self.scale}
         if cache is not None:
-            given = {**shared, "positions": query_positions, "key_mask": key_mask, "layer": layer}
+            if mask is not None or return_weights:
+                raise ValueError("mask and return_weights can't be given with a cache")
+            given = {
+                **shared,
+                "positions": query_positions,
+                "segments": query_segments,
+                "key_mask": key_mask,
+                "layer": layer,
+            }
             attended, cache = self._kind("cache").step(cache, query, key, value, **_set(given))
             weights = None
         else:
@@ -211,8 +219,10 @@ def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int
         while head_dim is None.
     """
     for name, count in {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}.items():
-        if count is not None and count < 1:
-            raise ValueError(f"{name}={count} must be at least 1")
+        if count is None and name == "head_dim":
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"{name}={count!r} must be an integer of at least 1")
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be divisible by num_kv_heads={num_kv_heads}")
     if head_dim is None and embed_dim % num_heads:

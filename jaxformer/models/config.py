@@ -1,9 +1,12 @@
 """The one configuration of every Transformer: frozen, hashable, checked when made."""
 
 import dataclasses
+import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxformer.attention import ATTENTION
@@ -108,20 +111,28 @@ class TransformerConfig:
         """Check every field and freeze ``attention_args``."""
         if isinstance(self.attention_args, Mapping):
             object.__setattr__(self, "attention_args", tuple(sorted(self.attention_args.items())))
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
+        known = inspect.signature(ATTENTION[self.attention].function).parameters
+        for name, _ in self.attention_args:
+            if name not in known:
+                raise ValueError(f"attention_args has {name!r}, which attention={self.attention!r} does not know")
         for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
             _check_count(name, getattr(self, name))
         for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         check_heads(self.embed_dim, self.num_heads, self.kv_heads, self.head_dim)
+        for name in ("rotary_base", "norm_epsilon", "init_stddev", "attention_scale"):
+            _check_positive(name, getattr(self, name))
         for name in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
         if self.positions == "rotary" and self.width_of_head % 2:
             raise ValueError(f"head_dim={self.width_of_head} must be even for rotary positions")
+        if "float64" in (self.dtype, self.param_dtype) and not jax.config.read("jax_enable_x64"):
+            raise ValueError("dtype and param_dtype can be float64 only with jax_enable_x64")
 
     @property
     def kv_heads(self) -> int:
@@ -161,6 +172,13 @@ _CHOICES = {
     "dtype": DTYPES,
     "param_dtype": DTYPES,
 }
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if name == "attention_scale" and value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError(f"{name}={value!r} must be a positive number")
 
 
 def _check_count(name: str, value: Any) -> None:

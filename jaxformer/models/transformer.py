@@ -249,7 +249,11 @@ class Transformer(nn.Module):
         return_weights: bool = False,
     ) -> tuple[Array, BlockAux]:
         """Final hidden states [B, L, embed_dim] and the stack's ``BlockAux``; arguments as for a call."""
-        self._check_call(tokens, source, cache)
+        self._check_call(tokens, source, cache, positions)
+        if source_segments is not None and segments is None:
+            raise ValueError("source_segments were given without segments; packed sources need packed targets")
+        if cache is not None and return_weights:
+            raise ValueError("return_weights can't be given with a cache")
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
         if self.config.architecture == "encoder":
             return self.encoder(self._embed(tokens), inputs, deterministic=deterministic, return_weights=return_weights)
@@ -294,8 +298,11 @@ class Transformer(nn.Module):
     def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:
         """An empty cache for ``max_length`` slots a row: prompt, padding and generated tokens together.
 
+        Slots may be more than a model has positions, since padding takes slots too; positions are checked per call
+        where they are known outside of jit.
+
         Raises:
-          ValueError: the architecture or the attention cannot decode, or max_length is beyond learned positions.
+          ValueError: the architecture or the attention cannot decode.
         """
         config = self.config
         if config.architecture == "encoder":
@@ -327,7 +334,9 @@ class Transformer(nn.Module):
         x = self.token_embedding(tokens)
         return x * self.config.embed_dim**0.5 if self.config.scale_embedding else x
 
-    def _check_call(self, tokens: Array, source: Array | None, cache: DecoderCache | None) -> None:
+    def _check_call(
+        self, tokens: Array, source: Array | None, cache: DecoderCache | None, positions: Array | None
+    ) -> None:
         architecture = self.config.architecture
         if source is not None and architecture != "encoder_decoder":
             raise ValueError(f"source was given, but architecture={architecture!r} has no separate encoder")
@@ -336,11 +345,23 @@ class Transformer(nn.Module):
         if cache is not None and architecture == "encoder":
             raise ValueError("architecture='encoder' can't decode with a cache")
         self._check_length("tokens", tokens)
+        if cache is not None:
+            self._check_cache(tokens, cache, positions)
 
     def _check_length(self, name: str, tokens: Array) -> None:
         limit = self.config.max_length
         if self.config.positions == "learned" and tokens.shape[1] > limit:
             raise ValueError(f"{name} has {tokens.shape[1]} positions, more than max_length={limit}")
+
+    def _check_cache(self, tokens: Array, cache: DecoderCache, positions: Array | None) -> None:
+        """Refuse to run past learned positions, where the cache is concrete and positions go on from it."""
+        if positions is not None or self.config.positions != "learned" or isinstance(cache.index, jax.core.Tracer):
+            return
+        if int(cache.index) + tokens.shape[1] > self.config.max_length:
+            raise ValueError(
+                f"tokens has {tokens.shape[1]} positions after the {int(cache.index)} of the cache, more than "
+                f"max_length={self.config.max_length}"
+            )
 
 
 def _arange(x: Array) -> Array:

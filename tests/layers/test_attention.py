@@ -133,9 +133,9 @@ def test_a_plain_dense_function_equals_the_record():
     ("arguments", "message"),
     [
         ({"num_heads": 5}, "embed_dim=12 must be divisible by num_heads=5"),
-        ({"num_heads": 0}, "num_heads=0 must be at least 1"),
+        ({"num_heads": 0}, "num_heads=0 must be an integer of at least 1"),
         ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 must be divisible by num_kv_heads=3"),
-        ({"num_heads": 4, "head_dim": 0}, "head_dim=0 must be at least 1"),
+        ({"num_heads": 4, "head_dim": 0}, "head_dim=0 must be an integer of at least 1"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(arguments, message):

@@ -13,7 +13,7 @@ BASE = {"vocab_size": 11, "num_layers": 2, "embed_dim": 8, "num_heads": 2}
     ("change", "message"),
     [
         ({"num_heads": 3}, "embed_dim=8 must be divisible by num_heads=3"),
-        ({"num_heads": 0}, "num_heads=0 must be at least 1"),
+        ({"num_heads": 0}, "num_heads=0 must be an integer of at least 1"),
         ({"num_kv_heads": 3, "num_heads": 4}, "num_heads=4 must be divisible by num_kv_heads=3"),
         ({"vocab_size": 0}, "vocab_size=0 must be an integer of at least 1"),
         ({"num_layers": True}, "num_layers=True must be an integer"),
@@ -23,6 +23,10 @@ BASE = {"vocab_size": 11, "num_layers": 2, "embed_dim": 8, "num_heads": 2}
         ({"attention": "dens"}, "attention='dens' must be one of .*dense"),
         ({"remat": "some"}, "remat='some' must be one of none, full"),
         ({"dtype": "fp32"}, "dtype='fp32' must be one of float32"),
+        ({"norm_epsilon": -1.0}, "norm_epsilon=-1.0 must be a positive number"),
+        ({"rotary_base": 0.0}, "rotary_base=0.0 must be a positive number"),
+        ({"attention_args": {"blok_size": 4}}, "attention_args has 'blok_size', which attention='dense' does not know"),
+        ({"dtype": "float64"}, "float64 only with jax_enable_x64"),
         ({"positions": "rotary", "head_dim": 3}, "head_dim=3 must be even for rotary"),
     ],
 )

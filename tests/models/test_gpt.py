@@ -146,6 +146,16 @@ def test_cached_decoding_equals_the_full_pass(model_and_params, split):
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), expected, atol=1e-5)
 
 
+def test_packed_documents_stay_apart_in_the_cache(model_and_params):
+    model, params = model_and_params
+    tokens = _tokens(1, 5)
+    layout = {"segments": jnp.array([[1, 1, 1, 2, 2]]), "positions": jnp.array([[0, 1, 2, 0, 1]])}
+    expected = _logits(model, params, tokens, **layout)
+    np.testing.assert_allclose(
+        _logits(model, params, tokens, **layout, cache=model.init_cache(1, 7)), expected, atol=1e-5
+    )
+
+
 def test_selected_positions_give_their_own_logits(model_and_params):
     model, params = model_and_params
     tokens = _tokens(2, 7)
@@ -209,6 +219,21 @@ def test_too_many_tokens_for_learned_positions_are_refused():
     model = gpt(**SHAPE)
     with pytest.raises(ValueError, match="tokens has 33 positions, more than max_length=32"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), _tokens(1, 33)))
+
+
+def test_running_past_learned_positions_in_a_cache_is_refused():
+    model = gpt(**SHAPE)
+    params = init_params(model, _tokens(1, 4))
+    out = model.apply({"params": params}, _tokens(1, 30), cache=model.init_cache(1, 64))
+    with pytest.raises(ValueError, match="tokens has 3 positions after the 30 of the cache, more than max_length=32"):
+        model.apply({"params": params}, _tokens(1, 3), cache=out.aux.cache)
+
+
+def test_weights_with_a_cache_are_refused():
+    model = gpt(**SHAPE)
+    params = init_params(model, _tokens(1, 4))
+    with pytest.raises(ValueError, match="return_weights can't be given with a cache"):
+        model.apply({"params": params}, _tokens(1, 3), cache=model.init_cache(1, 4), return_weights=True)
 
 
 def test_a_tiny_model_learns_a_sentence_by_heart():

@@ -140,5 +140,7 @@ def test_arguments_that_do_not_fit_the_architecture_are_refused():
         decoder.init(jax.random.key(0), _ids(1, 3), source=_ids(1, 3))
     with pytest.raises(ValueError, match="needs source, or a cache made by start"):
         both.apply(variables, _ids(1, 3))
+    with pytest.raises(ValueError, match="source_segments were given without segments"):
+        both.apply(variables, _ids(1, 3), source=_ids(1, 3), source_segments=jnp.ones((1, 3), jnp.int32))
     with pytest.raises(ValueError, match="architecture='encoder' has no decoder"):
         encoder.init_cache(1, 4)
