@@ -49,12 +49,16 @@ def _is_whole(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     trees = all((folder / item / name).is_file() for item in ("model", "training") for name in _TREE_FILES)
-    return bool(committed) and trees and all((folder / item).is_dir() for item in ITEMS)
+    return bool(committed) and trees and _facts_file(folder).is_file()
+
+
+def _facts_file(folder: Path) -> Path:
+    return folder / "facts" / "metadata"
 
 
 def read_facts(directory: Path, step: int) -> dict[str, Any]:
     """Reads the JSON object saved with a step."""
-    return json.loads((directory / str(step) / "facts" / "metadata").read_text())
+    return json.loads(_facts_file(directory / str(step)).read_text())
 
 
 def best_steps(losses: Mapping[int, float | None], count: int) -> list[int]:

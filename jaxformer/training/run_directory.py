@@ -53,9 +53,24 @@ class RunDirectory:
         """A folder for each step saved."""
         return self.path / "checkpoints"
 
+    @property
+    def tokenizer_file(self) -> Path:
+        """The run's own copy of its tokenizer's file."""
+        return self.path / "tokenizer.json"
+
     def tokenizer(self, name: str) -> str:
-        """Where the run's tokenizer stands: `bytes`, or the copy that the run made of its file."""
-        return name if name == "bytes" else str(self.path / "tokenizer.json")
+        """Where the run's tokenizer stands: `bytes`, or the copy that the run made of its file.
+
+        Raises:
+          RunDirectoryError: the copy is missing.
+        """
+        if name == "bytes":
+            return name
+        if not self.tokenizer_file.is_file():
+            raise RunDirectoryError(
+                f"the run's tokenizer file {self.tokenizer_file} is missing; it was copied from {name}"
+            )
+        return str(self.tokenizer_file)
 
     @property
     def tensorboard(self) -> Path:

@@ -16,7 +16,7 @@ from jaxformer.training.config import RunConfig, differences, read_config, write
 from jaxformer.training.metrics import MetricsWriter, cut_back
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.progress import Progress
-from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
 from jaxformer.training.sampling import prompt_tokens
 from jaxformer.training.sharding import data_shard
 from jaxformer.training.state import TrainState, init_state
@@ -51,9 +51,18 @@ def earlier_run(directory: RunDirectory) -> tuple[RunConfig, dict[str, object]] 
     """The config that the run in a directory began with, and the values that it decided.
 
     None where there is nothing to go on with: no run was begun, or it saved no step.
+
+    Raises:
+      RunDirectoryError: there are checkpoints, but not the config that they belong to.
     """
-    if not directory.exists or not find_steps(directory.checkpoints)[0]:
+    steps, _ = find_steps(directory.checkpoints)
+    if not steps:
         return None
+    if not directory.exists:
+        raise RunDirectoryError(
+            f"workdir {directory.path} holds checkpoints (step {steps[-1]}) but no {directory.config.name}, so that "
+            "nothing tells which run they are of: restore the file, or begin in a new workdir"
+        )
     return read_config(directory.config)
 
 
@@ -182,7 +191,7 @@ def open_records(
         yield None
         return
     if given.config.data.tokenizer != "bytes" and start == 0:
-        data.tokenizer.save(directory.tokenizer(given.config.data.tokenizer))
+        data.tokenizer.save(directory.tokenizer_file)
     write_config(directory.config, given, decided)
     directory.record_start({"data_hash": data.hash, "data": data.summary, "from_step": start})
     cut_back(directory.metrics, start)

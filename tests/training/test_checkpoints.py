@@ -140,6 +140,14 @@ def test_empty_and_partial_steps_are_never_chosen(copied):
     assert find_steps(copied)[0] == [2, 3, 4]
 
 
+def test_step_without_its_facts_is_set_aside_for_an_older_one(copied):
+    (copied / "3" / "facts" / "metadata").unlink()
+    assert find_steps(copied) == ([1, 2], ["3"])
+    with Checkpoints(copied, keep_latest=5, keep_best=0) as checkpoints:
+        assert checkpoints.steps == [1, 2]
+        assert any("3" in note for note in checkpoints.notes)
+
+
 def test_choosing_a_step(saved, tmp_path):
     assert [choose_step(saved, wanted) for wanted in ("latest", "best", "1")] == [3, 2, 1]
     with pytest.raises(CheckpointError, match="latest, best or one of 1, 2, 3, got '4'"):

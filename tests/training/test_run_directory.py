@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
+from jaxformer.training.startup import earlier_run
 
 HOLD = """
 import pathlib, sys, time
@@ -68,3 +70,20 @@ def test_start_is_recorded_with_versions_devices_threads_and_data(tmp_path):
     assert record["threads"] == sorted(os.sched_getaffinity(0))
     assert [earlier["data_hash"] for earlier in record["earlier"]] == ["abc"]
     assert "earlier" not in record["earlier"][0]
+
+
+def test_missing_tokenizer_file_of_a_run_is_told(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert directory.tokenizer("bytes") == "bytes"
+    with pytest.raises(RunDirectoryError, match=r"the run's tokenizer file .*tokenizer\.json is missing"):
+        directory.tokenizer("words.json")
+    directory.tokenizer_file.write_text("{}")
+    assert directory.tokenizer("words.json") == str(tmp_path / "tokenizer.json")
+
+
+def test_checkpoints_without_their_config_are_not_gone_on_with(trained, tmp_path):
+    workdir = shutil.copytree(trained[0], tmp_path / "run")
+    assert earlier_run(RunDirectory(workdir))[0].config.train.steps == 12
+    (workdir / "config.json").unlink()
+    with pytest.raises(RunDirectoryError, match=r"holds checkpoints \(step 12\) but no config\.json"):
+        earlier_run(RunDirectory(workdir))
