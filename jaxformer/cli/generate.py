@@ -8,6 +8,7 @@ inside one is then written as \\n, and a backslash as \\\\.
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -42,8 +43,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _read_prompts(name: str) -> list[str]:
-    text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    prompts = text.splitlines()
-    if not prompts:
+    """The lines of a file. Only line feeds end one: other breaks, which Unicode has many of, belong to a prompt."""
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt file {name} is not UTF-8: {error.reason} at byte {error.start}") from error
+    if not text:
         raise ValueError(f"prompt file {name} is empty")
-    return prompts
+    prompts = re.split(r"\r?\n", text)
+    return prompts if prompts[-1] else prompts[:-1]

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -177,16 +178,25 @@ def check_sampling(
     Raises:
       ValueError: naming the argument, its value and its range.
     """
-    if not 0 <= temperature < math.inf:
+    if not 0 <= _number(temperature, "temperature") < math.inf:
         raise ValueError(f"temperature is {temperature}; it must be finite and at least 0.")
     if top_k is not None and _integer(top_k, "top_k") < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1, or None for no cut.")
-    if top_p is not None and not 0 < top_p <= 1:
+    if top_p is not None and not 0 < _number(top_p, "top_p") <= 1:
         raise ValueError(f"top_p is {top_p}; it must be within (0, 1], or None for no cut.")
-    if min_p is not None and not 0 <= min_p <= 1:
+    if min_p is not None and not 0 <= _number(min_p, "min_p") <= 1:
         raise ValueError(f"min_p is {min_p}; it must be within [0, 1], or None for no cut.")
-    if not 0 < repetition_penalty < math.inf:
+    if not 0 < _number(repetition_penalty, "repetition_penalty") < math.inf:
         raise ValueError(f"repetition_penalty is {repetition_penalty}; it must be finite and above 0.")
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{name} is {value!r}; it must be a number.") from None
 
 
 def _integer(value: int, name: str) -> int:

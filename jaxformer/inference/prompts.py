@@ -9,6 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Int
 
 _SMALLEST_BUCKET = 16
+# The largest power of two within int32.
+_LARGEST_BUCKET = 2**30
 
 
 class PromptBatch(NamedTuple):
@@ -72,9 +74,11 @@ def check_token(token: Any, name: str, vocab_size: int | None = None) -> int:
 
 
 def check_count(count: Any, name: str) -> int:
-    """A number of tokens as an int, refused unless it is an integer of at least 1."""
+    """A number of tokens as an int, refused unless it is an integer of at least 1 whose ``bucket`` fits int32."""
     if not _is_integer(count) or int(count) < 1:
         raise ValueError(f"{name}={count!r} must be an integer of at least 1.")
+    if int(count) > _LARGEST_BUCKET:
+        raise ValueError(f"{name}={count!r} must be at most {_LARGEST_BUCKET}.")
     return int(count)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxformer.training.overrides import ConfigError
 from jaxformer.training.schedules import Schedule
 
 NO_DECAY = (r"(^|/|_)(bias|scale|embedding)$",)
@@ -62,17 +63,27 @@ def decay_report(params: Any, no_decay: Sequence[str] = NO_DECAY) -> DecayReport
       The report; its order is the tree's.
 
     Raises:
-      ValueError: a pattern finds no parameter; the message lists the paths.
+      ValueError: a pattern is no regular expression, or finds no parameter; then the message lists the paths.
     """
+    patterns = [_compile(pattern) for pattern in no_decay]
     leaves = {parameter_path(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    for pattern in no_decay:
-        if not any(re.search(pattern, path) for path in leaves):
-            raise ValueError(f"no_decay pattern {pattern!r} matches no parameter; there are: {', '.join(leaves)}")
-    excluded = {path for path in leaves if any(re.search(pattern, path) for pattern in no_decay)}
+    for pattern in patterns:
+        if not any(map(pattern.search, leaves)):
+            raise ValueError(
+                f"no_decay pattern {pattern.pattern!r} matches no parameter; there are: {', '.join(leaves)}"
+            )
+    excluded = {path for path in leaves if any(pattern.search(path) for pattern in patterns)}
     return DecayReport(
         decayed={path: shape for path, shape in leaves.items() if path not in excluded},
         excluded={path: shape for path, shape in leaves.items() if path in excluded},
     )
+
+
+def _compile(pattern: Any) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"no_decay pattern {pattern!r} is not a regular expression: {error}") from error
 
 
 def scale_by_rate(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:
@@ -133,7 +144,7 @@ def make_optimizer(
       The optax transformation, whose ``update`` takes ``step`` besides, and the report of what decays.
 
     Raises:
-      ValueError: unknown name, a value out of range, or a pattern that matches nothing.
+      ValueError: unknown name, a value out of range, or a pattern that is malformed or matches nothing.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer name is {name!r}, must be one of {sorted(OPTIMIZERS)}")

@@ -1,5 +1,7 @@
 """The draw: its distribution, its edges and what it must never return."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -203,6 +205,15 @@ def test_values_that_no_rule_can_follow_are_refused_by_name(rng, name, value):
     if name != "repetition_penalty":
         with pytest.raises(ValueError, match=name):
             sample_logits(rng, jnp.zeros((2, 3)), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", ["1", True, [0.5], 1j], ids=str)
+def test_values_that_are_no_numbers_are_refused_by_name(name, value):
+    check = inspect.unwrap(check_sampling)  # as users have it, without the tests' check of types
+    with pytest.raises(ValueError, match=f"{name} is .*; it must be a number"):
+        check(**{name: value})
+    check(**{name: np.float32(0.5)})
 
 
 def test_values_at_the_edge_of_their_range_are_accepted():

@@ -26,6 +26,13 @@ def test_counts_are_integers_of_at_least_one(count):
     assert check_count(np.int64(3), "max_new_tokens") == 3
 
 
+def test_counts_whose_room_exceeds_int32_are_refused():
+    assert check_count(2**30, "max_new_tokens") == 2**30
+    for count in (2**30 + 1, 10**12):
+        with pytest.raises(ValueError, match=f"max_new_tokens={count} must be at most 1073741824"):
+            check_count(count, "max_new_tokens")
+
+
 def test_tokens_are_integers_within_their_range():
     assert check_token(np.int32(4), "eos_id", 5) == 4
     assert check_token(-1, "pad_id") == -1

@@ -1,5 +1,7 @@
 """Optimizers: updates against the papers' formulas in float64, and what weight decay touches."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from jaxformer.models import MODELS
 from jaxformer.training.optimizers import DecayReport, decay_report, make_optimizer, scale_by_rate
+from jaxformer.training.overrides import ConfigError
 from jaxformer.training.schedules import make_schedule
 from jaxformer.training.state import abstract_params
 
@@ -152,3 +155,9 @@ def test_rate_of_a_step_is_the_schedules_value_there():
 def test_bad_values_are_refused_by_name(bad, message):
     with pytest.raises(ValueError, match=message):
         make_optimizer(**({"learning_rate": 0.1, "params": UNROLLED} | bad))
+
+
+@pytest.mark.parametrize("pattern", ["(", "*bias", 3])
+def test_malformed_pattern_is_refused_as_a_config_error(pattern):
+    with pytest.raises(ConfigError, match=r"no_decay pattern .* is not a regular expression"):
+        inspect.unwrap(decay_report)(UNROLLED, ["bias", pattern])  # without the tests' check of types
