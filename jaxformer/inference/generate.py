@@ -35,6 +35,7 @@ def generate(
     repetition_penalty: float = 1.0,
     eos_id: int | None = None,
     pad_id: int = 0,
+    vocab_size: int | None = None,
     model_state: Any = None,
 ) -> Int[np.ndarray, "B N"]:
     """Continue every prompt by up to ``max_new_tokens`` tokens.
@@ -57,6 +58,7 @@ def generate(
       repetition_penalty: above 1 makes tokens of the prompt and the output so far less likely. 1 = none.
       eos_id: the token that ends a row. None = every row gets ``max_new_tokens`` tokens.
       pad_id: what follows in a row that has ended; any int32, so -1 is possible.
+      vocab_size: ids from it on are never chosen, for a model with more ids than its tokenizer. None = all may be.
       model_state: the model's other variable collections, a dict. None = none.
 
     Returns:
@@ -73,7 +75,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         rng=rng,
         temperature=temperature,
-        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty),
+        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty, _vocabulary(model, vocab_size)),
         eos_id=eos_id,
         pad_id=pad_id,
     )
@@ -97,6 +99,7 @@ def stream(
     repetition_penalty: float = 1.0,
     eos_id: int | None = None,
     pad_id: int = 0,
+    vocab_size: int | None = None,
     model_state: Any = None,
 ) -> Iterator[Int[np.ndarray, "B"]]:
     """Like ``generate``, but gives the tokens out as they come, the first at once and the others a few at a time.
@@ -114,6 +117,7 @@ def stream(
       repetition_penalty: likewise.
       eos_id: likewise.
       pad_id: likewise.
+      vocab_size: likewise.
       model_state: likewise.
 
     Returns:
@@ -129,7 +133,7 @@ def stream(
         max_new_tokens=max_new_tokens,
         rng=rng,
         temperature=temperature,
-        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty),
+        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty, _vocabulary(model, vocab_size)),
         eos_id=eos_id,
         pad_id=pad_id,
     )
@@ -169,7 +173,13 @@ def _request(
     pad_id: int,
 ) -> _Request:
     max_new_tokens = check_count(max_new_tokens, "max_new_tokens")
-    check_sampling(temperature=temperature, **{k: v for k, v in rule._asdict().items() if k != "greedy"})
+    check_sampling(
+        temperature=temperature,
+        top_k=rule.top_k,
+        top_p=rule.top_p,
+        min_p=rule.min_p,
+        repetition_penalty=rule.repetition_penalty,
+    )
     if not rule.greedy:
         _check_rng(rng, temperature)
     vocab_size = model.config.vocab_size
@@ -183,6 +193,16 @@ def _request(
         pad_id=jnp.asarray(check_token(pad_id, "pad_id"), jnp.int32),
     )
     return _Request(model, variables, batch, max_new_tokens, rule, controls)
+
+
+def _vocabulary(model: nn.Module, vocab_size: int | None) -> int | None:
+    """The checked number of ids to choose from; None for all, however that was said, so that nothing compiles anew."""
+    if vocab_size is None:
+        return None
+    size, limit = check_count(vocab_size, "vocab_size"), model.config.vocab_size
+    if size > limit:
+        raise ValueError(f"vocab_size={size} must be at most the model's {limit}.")
+    return None if size == limit else size
 
 
 def _check_rng(rng: Any, temperature: float) -> None:

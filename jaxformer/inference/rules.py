@@ -25,6 +25,7 @@ class Rule(NamedTuple):
       top_p: float or None.
       min_p: float or None.
       repetition_penalty: float, 1 = none.
+      vocab_size: int, ids from it on are never chosen; None = all may be.
     """
 
     greedy: bool = True
@@ -32,6 +33,7 @@ class Rule(NamedTuple):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    vocab_size: int | None = None
 
 
 def choose_tokens(
@@ -57,7 +59,9 @@ def choose_tokens(
     Returns:
       int32 [B].
     """
+    logits = logits[:, : rule.vocab_size]
     if seen is not None:
+        seen = seen[:, : rule.vocab_size]
         logits = apply_repetition_penalty(logits, seen, rule.repetition_penalty)
     if rule.greedy:
         return first_argmax(logits)

@@ -130,6 +130,8 @@ def generate_from_run(
 
     if num_samples < 1:
         raise ValueError(f"num_samples is {num_samples}, must be at least 1")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed is {seed}, must be in [-2^63, 2^63)")
     enable_compilation_cache()
     workdir = Path(workdir)
     config = read_run(workdir)
@@ -146,6 +148,7 @@ def generate_from_run(
         top_k=top_k,
         top_p=top_p,
         eos_id=tokenizer.eos_id,
+        vocab_size=tokenizer.vocab_size,
         model_state=model_state,
     )
     escape = _one_line if len(texts) > 1 else str

@@ -120,6 +120,8 @@ def _train(run: _Run, state: TrainState, start: int, batches: Any) -> dict[str, 
         if saving:
             run.checkpoints.save(step, state, batches, _facts(run, figures if evaluating else {}))
             saved = step
+        if evaluating:
+            _draw_sample(run, state, step)
         if evaluating or saving:
             log.restart_clock()
     run.checkpoints.wait()
@@ -145,6 +147,7 @@ def _already_done(run: _Run, state: TrainState, step: int) -> dict[str, Any]:
     if validation is None:
         eval_step = jax.jit(make_eval_step(run.parts.model, run.parts.objective))
         validation = _evaluate(run, eval_step, state, step)
+        _draw_sample(run, state, step)
     validation = {name: value for name, value in validation.items() if name != "step"}
     return _result(step, figures.get("train", {}).get("loss"), validation)
 
@@ -155,7 +158,7 @@ def _facts(run: _Run, figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> dict[str, float]:
-    """Evaluates on the validation data, and writes the figures and a sample of text."""
+    """Evaluates on the validation data, and writes the figures."""
     batches = validation_batches(run.config, run.data, run.mesh)
     figures = evaluate(eval_step, state.params, state.model_state, batches, run.mesh, run.data.validation_bytes)
     run.progress.say(
@@ -164,6 +167,11 @@ def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> d
     )
     if run.metrics is not None:
         run.metrics.write(step, "validation", **figures)
+    return figures
+
+
+def _draw_sample(run: _Run, state: TrainState, step: int) -> None:
+    """Writes a sample of text, where the config asks for one."""
     # One process draws the sample; the parameters of several are spread out of its reach.
     if run.metrics is not None and run.config.sample.max_new_tokens > 0 and jax.process_count() == 1:
         text = sample_text(
@@ -171,7 +179,6 @@ def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> d
         )
         run.metrics.write(step, "sample", text=text)
         run.progress.say(f"sample:\n{text}")
-    return figures
 
 
 def _stop_if_asked(run: _Run, log: StepLog, state: TrainState, step: int, saved: int, batches: Any) -> None:

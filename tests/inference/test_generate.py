@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.inference import generate
+from jaxformer.inference import generate, stream
 from jaxformer.models import Transformer
 
 PROMPTS = [[5, 6, 7, 8, 9], [5, 6, 7], [11]]
@@ -182,3 +182,23 @@ def test_models_that_do_not_decode_are_refused(make_gpt):
     model, params = make_gpt(architecture="encoder")
     with pytest.raises(ValueError, match="no decoder"):
         generate(model, params, [[1]], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 50.0}, {"temperature": 50.0, "top_k": 9, "top_p": 0.99}])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_ids_beyond_a_smaller_vocabulary_are_never_chosen(gpt, settings, penalty):
+    settings = {**settings, "max_new_tokens": 15, "rng": jax.random.key(3), "repetition_penalty": penalty}
+    prompts = [[22, 6, 7], [11], *[[3]] * 5]
+    assert generate(*gpt, prompts, **settings).max() >= 5, "a limit that is kept anyway would prove nothing"
+    tokens = generate(*gpt, prompts, vocab_size=5, **settings)
+    assert tokens.min() >= 0
+    assert tokens.max() < 5
+    np.testing.assert_array_equal(np.transpose(list(stream(*gpt, prompts, vocab_size=5, **settings))), tokens)
+
+
+def test_vocabulary_to_choose_from_is_checked(gpt):
+    expected = generate(*gpt, PROMPTS, max_new_tokens=3)
+    np.testing.assert_array_equal(generate(*gpt, PROMPTS, max_new_tokens=3, vocab_size=23), expected)
+    for size, message in ((24, "vocab_size=24 must be at most the model's 23"), (0, "vocab_size=0")):
+        with pytest.raises(ValueError, match=message):
+            generate(*gpt, PROMPTS, max_new_tokens=3, vocab_size=size)

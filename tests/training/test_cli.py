@@ -7,6 +7,7 @@ import time
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.cli.generate import _read_prompts
 from jaxformer.cli.parsing import UsageError, expand_flagfiles, split_overrides
 
 
@@ -87,12 +88,35 @@ def test_generate_writes_nothing_but_text_on_stdout(trained):
 
 def test_generate_continues_the_lines_of_standard_input(trained, capsys, monkeypatch):
     workdir, _ = trained
-    monkeypatch.setattr("sys.stdin", io.StringIO("alpha gam\nbe\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"alpha gam\nbe\n")))
     stdout, _, status = call(capsys, "generate", f"--workdir={workdir}", "--prompt_file=-", "--max_new_tokens=5")
     assert status == 0
     first, second = stdout.splitlines()
     assert first.startswith("alpha gam")
     assert second.startswith("be")
+
+
+@pytest.mark.parametrize(
+    ("content", "prompts"),
+    [
+        (b"one\ntwo", ["one", "two"]),
+        (b"one\r\ntwo\r\n", ["one", "two"]),
+        (b"one\n\n", ["one", ""]),
+        (b"\n", [""]),
+        ("\ufeffone\n".encode(), ["one"]),
+        ("a\fb\vc\rd\x85e\u2028f\x1cg\n".encode(), ["a\fb\vc\rd\x85e\u2028f\x1cg"]),
+    ],
+)
+def test_prompt_files_are_split_at_line_feeds_alone(tmp_path, content, prompts):
+    (tmp_path / "prompts").write_bytes(content)
+    assert _read_prompts(str(tmp_path / "prompts")) == prompts
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"caf\xe9\n", "is not UTF-8: .* at byte 3")])
+def test_unusable_prompt_files_are_named(tmp_path, content, message):
+    (tmp_path / "prompts").write_bytes(content)
+    with pytest.raises(ValueError, match=f"prompt file {tmp_path}/prompts {message}"):
+        _read_prompts(str(tmp_path / "prompts"))
 
 
 def test_tokenizer_is_trained_and_used(text, tiny_flags, tmp_path, capsys):
@@ -134,6 +158,11 @@ def test_tokenizer_is_trained_and_used(text, tiny_flags, tmp_path, capsys):
             2,
         ),
         (("train", "{flags}", "--workdir={tmp}/run", "--config.model.num_heads=3"), "num_heads", 1),
+        (
+            ("train", "{flags}", "--workdir={tmp}/run", "--config.optimizer.no_decay=("),
+            "no_decay pattern '(' is not a regular expression",
+            2,
+        ),
         (("train", "{flags}", "--workdir={tmp}/file"), "cannot be used", 1),
         (("eval", "--workdir={tmp}/run"), "is not a run directory", 2),
         (("eval", "--workdir={trained}", "--config.model.num_layers=3"), "eval may change data", 2),
@@ -142,6 +171,7 @@ def test_tokenizer_is_trained_and_used(text, tiny_flags, tmp_path, capsys):
         (("generate", "--workdir={trained}"), "one of the arguments --prompt --prompt_file is required", 2),
         (("generate", "--workdir={trained}", "--prompt=a", "--temperature=hot"), "invalid float value: 'hot'", 2),
         (("generate", "--workdir={trained}", "--prompt=a", "--temperature=-1"), "temperature", 1),
+        (("generate", "--workdir={trained}", "--prompt=a", f"--seed={10**23}"), "must be in [-2^63, 2^63)", 1),
         (("generate", "--workdir={trained}", "--prompt=a", "--config.seed=3"), "generate takes no config", 2),
         (("generate", "--workdir={trained}", "--prompt_file={tmp}/none"), "none", 1),
         (("--flagfile={tmp}/none", "list"), "flag file {tmp}/none cannot be read", 2),

@@ -382,6 +382,7 @@ def test_generated_text_continues_its_prompts_one_a_line(trained):
         ({"max_new_tokens": 40}, "40"),
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, must be in"),
         ({"step": "7"}, "step must be latest, best or one of"),
     ],
 )
@@ -389,6 +390,24 @@ def test_wrong_generation_settings_are_refused(trained, settings, message):
     workdir, _ = trained
     with pytest.raises(ValueError, match=message):
         list(generate_from_run(workdir, ["be"], **settings))
+
+
+def test_samples_of_a_model_with_spare_ids_keep_to_the_tokenizer(text, tmp_path, monkeypatch, tiny_config):
+    """With 5000 ids for 259 tokens, unlimited draws of a hardly trained model would nearly all be beyond these."""
+    saved = []
+    sample_text = loop.sample_text
+
+    def sample(*args):
+        saved.append(find_steps(tmp_path / "checkpoints")[0] or list((tmp_path / "checkpoints").iterdir()))
+        return sample_text(*args)
+
+    monkeypatch.setattr(loop, "sample_text", sample)
+    sizes = ("model.vocab_size=5000", "sample.max_new_tokens=9", "sample.temperature=1.0")
+    train_and_evaluate(tiny_config(text, "train.steps=1", *sizes), tmp_path)
+    assert records(tmp_path, "sample")[0]["text"].startswith("be")
+    assert "".join(generate_from_run(tmp_path, ["be"], max_new_tokens=9)).startswith("be")
+    assert len(saved) == 1, "one sample"
+    assert saved[0], "the step is saved before its sample is drawn"
 
 
 def test_model_of_a_run_is_made_from_its_stored_config(trained):
