@@ -11,9 +11,9 @@ sources of the interpreter that runs it: real text on every machine, with no dow
 Argument: size=small|tiny|base, attention=<a name that `jaxformer list` shows>, packing=packed|contiguous.
 
 size   parameters  cost                          expected
-tiny        0.12 M about a minute on 2 CPU cores  about 3 validation bits per byte
+tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
 small       0.8 M  about 5 minutes on 2 CPU cores below 2.1 validation bits per byte, text that looks like Python
-base        85 M   days on one GPU                GPT-2 small's shape on bytes; give it gigabytes of text (data.path)
+base        86 M   days on one GPU                GPT-2 small's shape on bytes; give it gigabytes of text (data.path)
 """
 
 from ml_collections import ConfigDict

@@ -36,8 +36,9 @@ class MultiHeadAttention(nn.Module):
       num_heads: query heads.
       num_kv_heads: key and value heads, a divisor of ``num_heads`` (None = num_heads; 1 = multi-query).
       head_dim: width of a head (None = embed_dim / num_heads, which must divide).
-      attention: an ``AttentionKind`` of the catalogue, or any function of the same signature (which then can't
-        decode with a cache). Optional arguments are passed to it only when set.
+      attention: an ``AttentionKind`` of the catalogue, or any function (query [B, T, N, H], key [B, S, K, H],
+        value [B, S, K, H]) -> [B, T, N, H] (which then can't decode with a cache). What else this layer is given
+        (``causal=True``, ``key_mask``, …) is passed on by ``dense_attention``'s names, only when set.
       attention_args: further keyword arguments of the function as (name, value) pairs, hashable.
       scale: factor on the logits (None = the function's own, 1/sqrt(head_dim)).
       rotary_base: wavelength base of rotary positions; None = no rotation.
@@ -106,7 +107,7 @@ class MultiHeadAttention(nn.Module):
           return_weights: also return the weights [B, N, T, S], taken before dropout.
 
         Returns:
-          ``AttentionOutput``.
+          ``AttentionOutput``: ``output`` [B, T, embed_dim], and ``cache`` and ``weights`` where asked for.
         """
         heads, kv_heads, head_dim = self._sizes(x.shape[-1])
         query_projection = self._projection("query", x.shape[-1], heads * head_dim)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -35,7 +37,20 @@ def load_data(config: ConfigDict, **changes: Any) -> Any:
     from jaxformer.data import load_language_model_data
 
     arguments = {name: value for name, value in config.data.items() if name != "prefetch"}
+    check_fields("data", arguments, load_language_model_data)
     return load_language_model_data(**{**arguments, **changes})
+
+
+def check_fields(section: str, fields: Mapping[str, Any], function: Callable) -> None:
+    """Refuses a section of the config that is passed to a function and has a field that this does not know.
+
+    Raises:
+      ConfigError: the field, with the nearest that there is.
+    """
+    known = inspect.signature(function).parameters
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"config.{section}.{name} is unknown; {nearest(name, known)}")
 
 
 def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
@@ -120,6 +135,8 @@ def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
     """Builds model, optimizer and train step of a config with all values decided; computes nothing."""
     model, objective = make_model(config), make_objective(config)
     optimizer_arguments, schedule_arguments = dict(config.optimizer), dict(config.schedule)
+    check_fields("optimizer", optimizer_arguments, make_optimizer)
+    check_fields("schedule", schedule_arguments, make_schedule)
     schedule = make_schedule(learning_rate=optimizer_arguments.pop("learning_rate"), **schedule_arguments)
     batch = example_batch(config.data.length)
     params = abstract_params(model, batch)

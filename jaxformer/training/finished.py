@@ -60,12 +60,35 @@ def load_model(workdir: Path, config: ConfigDict, mesh: Mesh, step: str = "lates
     return model, params, model_state, number
 
 
-def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str = "latest") -> dict[str, Any]:
-    """Evaluates a run's model on its validation data, or on other data.
+def load_run(workdir: str | Path, step: str = "latest") -> tuple[nn.Module, Any, Any]:
+    """A run's model, parameters and tokenizer, to look into or to generate with.
 
     Args:
       workdir: the run directory.
-      overrides: changes of `data`, `eval` and `mesh`, each `data.path=…`.
+      step: which checkpoint: "latest", "best" (lowest validation loss) or a number.
+
+    Returns:
+      The module, its parameters, and the tokenizer.
+
+    Raises:
+      ConfigError: no run was started there.
+      CheckpointError: there is no such checkpoint, or it does not fit the config.
+    """
+    from jaxformer.data import load_tokenizer
+
+    workdir = Path(workdir)
+    config = read_run(workdir)
+    model, params, _, _ = load_model(workdir, config, make_mesh(**config.mesh), step)
+    return model, params, load_tokenizer(RunDirectory(workdir).tokenizer(config.data.tokenizer))
+
+
+def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str = "latest") -> dict[str, Any]:
+    """Evaluates a run's model on its validation data, or on all of other data.
+
+    Args:
+      workdir: the run directory.
+      overrides: changes of `data`, `eval` and `mesh`, each `data.path=…`. Data of another name or path are scored
+        whole, unless `data.validation_fraction` or `data.validation_bytes` say otherwise.
       step: which checkpoint: "latest", "best" or a number.
 
     Returns:
@@ -79,6 +102,8 @@ def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str =
             raise ConfigError(f"eval may change data (not its tokenizer), eval and mesh only, got config.{override}")
     enable_compilation_cache()
     workdir = Path(workdir)
+    if any(override.startswith(("data.name=", "data.path=")) for override in overrides):
+        overrides = ["data.validation_fraction=1.0", "data.validation_bytes=None", *overrides]
     config = read_run(workdir, overrides)
     mesh = make_mesh(**config.mesh)
     model, params, model_state, number = load_model(workdir, config, mesh, step)

@@ -74,6 +74,8 @@ def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) ->
     """
     for path, least in _LEAST.items():
         section, name = path.split(".")
+        if section not in config or name not in config[section]:
+            raise ConfigError(f"config.{path} is missing from the config file")
         if config[section][name] < least:
             raise ConfigError(f"config.{path} is {config[section][name]}, must be at least {least}")
     if config.train.batch_size % config.train.accumulation_steps:

@@ -4,6 +4,7 @@ import signal
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from jaxformer.training.assembly import load_data, make_model
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps, read_facts
 from jaxformer.training.config import ConfigError, RunConfig, load_config, read_config
 from jaxformer.training.evaluate import evaluate
-from jaxformer.training.finished import evaluate_run, generate_from_run, load_model, read_run
+from jaxformer.training.finished import evaluate_run, generate_from_run, load_model, load_run, read_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.metrics import read_metrics
 from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
@@ -123,9 +124,43 @@ def test_finished_run_is_evaluated_on_other_data(trained, tmp_path, write_text):
     write_text(tmp_path, num_documents=7, seed=5)
     other = evaluate_run(workdir, [f"data.path={tmp_path}/*.txt", "eval.batch_size=2"])
     assert other["loss"] != figures["validation_loss"]
+    # All of the other data: every byte of its documents, and the end of each.
+    assert other["tokens"] == sum(path.stat().st_size + 1 for path in tmp_path.glob("*.txt"))
     for override in ("model.num_layers=3", "data.tokenizer=x.json", "train.steps=3"):
         with pytest.raises(ConfigError, match="eval may change data"):
             evaluate_run(workdir, [override])
+
+
+def test_run_is_loaded_for_use_in_python(trained):
+    workdir, _ = trained
+    model, params, tokenizer = load_run(str(workdir))
+    logits = model.apply({"params": params}, jnp.asarray([tokenizer.encode("beta")])).logits
+    assert logits.shape == (1, 4, tokenizer.vocab_size)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) > 1000
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "message"),
+    [
+        ("optimizer", "weight_deacy", "config.optimizer.weight_deacy is unknown.*weight_decay"),
+        ("schedule", "warmup", "config.schedule.warmup is unknown.*warmup_steps"),
+        ("data", "lenght", "config.data.lenght is unknown.*length"),
+    ],
+)
+def test_unknown_field_of_a_config_file_is_refused(text, tmp_path, tiny_config, section, name, message):
+    config = tiny_config(text).config
+    with config.unlocked():
+        config[section][name] = 1
+    with pytest.raises(ConfigError, match=message):
+        train_and_evaluate(config, tmp_path)
+
+
+def test_missing_field_of_a_config_file_is_refused(text, tmp_path, tiny_config):
+    config = tiny_config(text).config
+    with config.unlocked():
+        del config.eval.batch_size
+    with pytest.raises(ConfigError, match=r"config\.eval\.batch_size is missing"):
+        train_and_evaluate(config, tmp_path)
 
 
 def test_starting_a_finished_run_again_changes_nothing(trained, capsys):
