@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionKind:
     """One kind of attention: its functions, what it honours, what it costs and where it comes from.
 
@@ -13,27 +13,39 @@ class AttentionKind:
       function: arrays in, output out.
       weights: the implied matrix [B, N, T, S], or None where there is none.
       init_cache: an empty decoding state, or None if the kind cannot decode.
-      step: (state, query, key, value, ..) to (output, state), or None if the kind cannot decode.
+      step: (state, query, key, value, ..) to (output, state), or None if the kind cannot decode; without key where
+        query and key are shared.
       cost: time and memory, as in "O(T S) time, O(T + S) memory".
-      causal, cross, grouped_heads, positions, segments, bias, dropout: what the function honours; cross means that
-        queries and keys may be different tokens, T != S.
+      causal: it can be causal.
+      bidirectional: it can be other than causal.
+      cross: queries and keys may be different tokens, T != S.
+      grouped_heads, positions, segments, mask, bias, scale, dropout: the function takes them.
+      packing: packed documents are as alone: it takes segments, and nothing depends on where in a row a document lies.
+      shared_query_key: the function takes (query_key, value).
+      arguments: names of the arrays that it needs beside query, key and value: learned, drawn or state.
       paper: authors, year, title and arXiv number.
       summary: one line on what each query sees.
     """
 
     name: str
     function: Callable
-    weights: Callable | None
-    init_cache: Callable | None
-    step: Callable | None
+    weights: Callable | None = None
+    init_cache: Callable | None = None
+    step: Callable | None = None
     cost: str
-    causal: bool
-    cross: bool
-    grouped_heads: bool
-    positions: bool
-    segments: bool
-    bias: bool
-    dropout: bool
+    causal: bool = True
+    bidirectional: bool = True
+    cross: bool = False
+    grouped_heads: bool = False
+    positions: bool = False
+    segments: bool = False
+    mask: bool = False
+    bias: bool = False
+    scale: bool = False
+    dropout: bool = False
+    packing: bool = False
+    shared_query_key: bool = False
+    arguments: tuple[str, ...] = ()
     paper: str
     summary: str
 

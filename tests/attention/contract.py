@@ -1,49 +1,34 @@
-"""The contract table: one row per kind of attention, and the cases that the generic tests put to every row.
+"""The contract table: one row per kind of attention, with its oracle and the arguments under which it is tested.
 
-A row names the kind's record (what it honours), the argument sets under which it must keep the contract, and an oracle
-that shares no code with it: here loops over every pair in float64, with the softmax's Jacobian written out.
+An oracle shares no code with the kind: the paper's formula written naively with whole matrices, or loops over every
+pair. It runs in float64, and its gradients are JAX's own.
 """
 
-import itertools
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.attention import ATTENTION, AttentionKind
+from jaxformer.attention import AttentionKind
+
+Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs of one attention as numpy arrays; `options` holds the keyword arguments that are set."""
+class Sizes:
+    """Sizes of one case; all differ, so that a swapped axis cannot pass."""
 
-    query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    d_output: np.ndarray
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return jnp.asarray(self.query), jnp.asarray(self.key), jnp.asarray(self.value)
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.query.shape[0], self.query.shape[2], self.query.shape[1], self.key.shape[1]
-
-
-class Oracle(NamedTuple):
-    """Output, weights, and the gradients of (output * d_output).sum()."""
-
-    output: np.ndarray
-    weights: np.ndarray
-    d_query: np.ndarray
-    d_key: np.ndarray
-    d_value: np.ndarray
-    d_bias: np.ndarray
+    batch: int = 2
+    queries: int = 11
+    keys: int = 11
+    heads: int = 6
+    kv_heads: int = 6
+    head_dim: int = 5
+    value_dim: int = 8
 
 
 @dataclass(frozen=True)
@@ -52,102 +37,152 @@ class Row:
 
     Attributes:
       kind: the record under test.
+      oracle: (inputs, *, key_mask [B, S] bool, causal, and the variant's arguments) to (output, weights); inputs holds
+        query, key, value and the drawn arrays by name (query_key in place of query and key where they are shared).
       variants: name to keyword arguments; every generic test runs with each.
-      oracle: case to Oracle.
-      arguments: further arrays that the function needs, drawn for a case.
+      arguments: the arrays that the function needs beside the inputs, from a generator and the sizes.
+      degenerate: keyword arguments that make the kind equal to softmax attention over all visible keys, or None.
+      degenerate_arguments: likewise, arrays in place of those of `arguments`.
+      sizes: changes of the sizes of a case.
+      lengths: further lengths T = S at which values are compared.
+      selection_leaks: which keys a query sees depends on later tokens, as the kind's docstring says.
+      distribution: rows of weights sum to 1 (or 0) and are not negative.
+      decode_oracle: like `oracle` for what decoding gives, where that is not the causal full pass.
+      step_lengths: how many tokens the steps of the decoding test take; in all less than sizes.queries + 1.
+      tolerance: absolute and relative, of float32 values and gradients.
     """
 
     kind: AttentionKind
+    oracle: Callable[..., tuple[Any, Any]]
     variants: dict[str, dict[str, Any]]
-    oracle: Callable[[Case], Oracle]
-    arguments: Callable[[Case], dict[str, Any]] = lambda case: {}
+    arguments: Callable[[np.random.Generator, Sizes], Inputs] = lambda random, sizes: {}
+    degenerate: dict[str, Any] | None = None
+    degenerate_arguments: Callable[[np.random.Generator, Sizes], Inputs] | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    lengths: tuple[int, ...] = (1, 4, 14)
+    selection_leaks: bool = False
+    distribution: bool = True
+    decode_oracle: Callable[..., tuple[Any, Any]] | None = None
+    step_lengths: tuple[int, ...] = (3, 1, 1, 2)
+    tolerance: float = 2e-5
 
-    def call(self, variant: str, case: Case, **changes: Any) -> Callable:
-        """The function of (query, key, value) with the case's options and the variant's arguments."""
-        arguments = {**self.arguments(case), **case.options, **self.variants[variant], **changes}
-        return lambda query, key, value: self.kind.function(query, key, value, **arguments)
+    def size(self, **changes: int) -> Sizes:
+        """The sizes of a case."""
+        kind = self.kind
+        usual = {"queries": 7} if kind.cross else {}
+        usual |= {"kv_heads": 3} if kind.grouped_heads else {}
+        return Sizes(**{**usual, **self.sizes, **changes})
 
+    def draw(self, sizes: Sizes, seed: int = 0, arguments: Callable | None = None) -> Inputs:
+        """Normal inputs and the arrays that the kind needs."""
+        random = np.random.default_rng(seed)
 
-def draw(
-    seed: int = 0,
-    *,
-    batch: int = 2,
-    queries: int = 7,
-    keys: int = 11,
-    heads: int = 6,
-    kv_heads: int = 3,
-    head_dim: int = 5,
-    value_dim: int = 8,
-    **options: Any,
-) -> Case:
-    """A case with normal inputs. All sizes differ, so that a swapped axis cannot pass."""
-    random = np.random.default_rng(seed)
-    shapes = [
-        (batch, queries, heads, head_dim),
-        (batch, keys, kv_heads, head_dim),
-        (batch, keys, kv_heads, value_dim),
-        (batch, queries, heads, value_dim),
-    ]
-    return Case(*(random.standard_normal(shape).astype(np.float32) for shape in shapes), options)
+        def normal(*shape: int) -> np.ndarray:
+            return random.standard_normal(shape).astype(np.float32)
 
+        value = normal(sizes.batch, sizes.keys, sizes.kv_heads, sizes.value_dim)
+        query = normal(sizes.batch, sizes.queries, sizes.heads, sizes.head_dim)
+        key = normal(sizes.batch, sizes.keys, sizes.kv_heads, sizes.head_dim)
+        given = {"query_key": query} if self.kind.shared_query_key else {"query": query, "key": key}
+        return {**given, "value": value, **(arguments or self.arguments)(random, sizes)}
 
-def see(case: Case) -> np.ndarray:
-    """bool [B, N, T, S]: who may see whom, asked of every pair."""
-    batch, heads, queries, keys = case.sizes
-    given = case.options
-    query_positions = given.get("query_positions", np.arange(keys - queries, keys)[None].repeat(batch, 0))
-    key_positions = given.get("key_positions", np.arange(keys)[None].repeat(batch, 0))
-    mask = np.broadcast_to(given.get("mask", np.ones((1, 1, 1, 1), bool)), case.sizes)
-    seen = np.zeros(case.sizes, bool)
-    for b, n, t, s in itertools.product(range(batch), range(heads), range(queries), range(keys)):
-        ok = bool(mask[b, n, t, s])
-        if "key_mask" in given:
-            ok = ok and bool(given["key_mask"][b, s])
-        if given.get("causal"):
-            ok = ok and key_positions[b, s] <= query_positions[b, t]
-        if "query_segments" in given:
-            ok = ok and given["query_segments"][b, t] == given["key_segments"][b, s]
-        seen[b, n, t, s] = ok
-    return seen
+    def apply(self, inputs: Inputs, options: dict[str, Any], function: Callable | None = None) -> jax.Array:
+        """The kind's function (or another that is called like it) on inputs from `draw`."""
+        return call(self.kind, function or self.kind.function, inputs, **options)
 
 
-def dense_oracle(case: Case) -> Oracle:
-    """Attention row by row over exactly the keys that it sees."""
-    batch, heads, queries, _ = case.sizes
-    query, key, value, d_output = (a.astype(np.float64) for a in (case.query, case.key, case.value, case.d_output))
-    group = heads // key.shape[2]
-    scale = case.options.get("scale", key.shape[3] ** -0.5)
-    bias = np.broadcast_to(case.options.get("bias", np.zeros((1, 1, 1, 1))), case.sizes).astype(np.float64)
-    seen = see(case)
-    weights, d_bias = np.zeros(case.sizes), np.zeros(case.sizes)
-    output, d_query, d_key, d_value = (np.zeros_like(a) for a in (d_output, query, key, value))
-    for b, n, t in itertools.product(range(batch), range(heads), range(queries)):
-        keys = np.flatnonzero(seen[b, n, t] & (bias[b, n, t] > -np.inf))
-        if len(keys) == 0:
-            continue
-        head = n // group
-        row_keys, row_values = key[b, keys, head], value[b, keys, head]
-        logits = scale * row_keys @ query[b, t, n] + bias[b, n, t, keys]
-        powers = np.exp(logits - logits.max())
-        row = powers / powers.sum()
-        weights[b, n, t, keys] = row
-        output[b, t, n] = row @ row_values
-        d_value[b, keys, head] += np.outer(row, d_output[b, t, n])
-        d_logits = (np.diag(row) - np.outer(row, row)) @ (row_values @ d_output[b, t, n])
-        d_bias[b, n, t, keys] = d_logits
-        d_query[b, t, n] = scale * d_logits @ row_keys
-        d_key[b, keys, head] += scale * np.outer(d_logits, query[b, t, n])
-    return Oracle(output, weights, d_query, d_key, d_value, d_bias)
+def call(kind: AttentionKind, function: Callable, inputs: Inputs, *first: Any, **options: Any) -> Any:
+    """A function of the kind on inputs by name: tensors by position, after `first`, and arrays by name."""
+    names = ("query_key", "value") if kind.shared_query_key else ("query", "key", "value")
+    arrays = {name: array for name, array in inputs.items() if name not in names}
+    return function(*first, *(inputs[name] for name in names), **arrays, **options)
 
 
-ROWS: dict[str, Row] = {
-    "dense": Row(
-        kind=ATTENTION["dense"],
-        variants={
-            "xla": {"implementation": "xla"},
-            "blockwise": {"implementation": "blockwise"},
-            "blocks_of_4": {"implementation": "blockwise", "block_size": 4},
-        },
-        oracle=dense_oracle,
-    ),
-}
+def with_gradients(function: Callable[[Inputs], jax.Array], inputs: Inputs, d_output: jax.Array) -> tuple:
+    """Output of a function of inputs, and the gradients of (output * d_output).sum() by the floating ones."""
+    floating = {name: array for name, array in inputs.items() if jnp.issubdtype(jnp.asarray(array).dtype, jnp.floating)}
+
+    def loss(floating: Inputs) -> tuple[jax.Array, jax.Array]:
+        output = function({**inputs, **floating})
+        return (output * d_output.astype(output.dtype)).sum(), output
+
+    (_, output), gradients = jax.value_and_grad(loss, has_aux=True)(floating)
+    return output, gradients
+
+
+@functools.lru_cache(maxsize=None)
+def compiled(name: str, variant: str, causal: bool) -> Callable:
+    """(inputs, key_mask, d_output) to (output, gradients): compiled once for all tests of a variant."""
+    row = rows()[name]
+
+    def run(inputs: Inputs, key_mask: jax.Array, d_output: jax.Array) -> tuple:
+        options = {**row.variants[variant], "key_mask": key_mask, "causal": causal}
+        return with_gradients(lambda inputs: row.apply(inputs, options), inputs, d_output)
+
+    return jax.jit(run)
+
+
+def expected(row: Row, options: dict[str, Any], inputs: Inputs, key_mask: Any, causal: bool, d_output: Any) -> tuple:
+    """(output, gradients, weights) of the oracle, computed in float64 as numpy arrays."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        wide = {name: _widen(array) for name, array in inputs.items()}
+
+        @jax.jit
+        def run(wide: Inputs, key_mask: jax.Array, d_output: jax.Array) -> tuple:
+            oracle = functools.partial(row.oracle, key_mask=key_mask, causal=causal, **options)
+            output, gradients = with_gradients(lambda inputs: oracle(inputs)[0], wide, d_output)
+            return output, gradients, oracle(wide)[1]
+
+        return jax.tree.map(np.asarray, run(wide, jnp.asarray(key_mask), _widen(d_output)))
+
+
+def _widen(array: Any) -> jax.Array:
+    array = np.asarray(array)
+    return jnp.asarray(array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array)
+
+
+def visible_pairs(inputs: Inputs, key_mask: Any, causal: bool) -> jax.Array:
+    """bool [B, 1, T, S]: the core terms alone, the queries being the last of the keys."""
+    queries = inputs.get("query", inputs.get("query_key")).shape[1]
+    keys = inputs["value"].shape[1]
+    seen = jnp.ones((queries, keys), bool)
+    if causal:
+        seen = jnp.tril(seen, keys - queries)
+    return seen[None, None] & key_mask[:, None, None, :]
+
+
+def softmax_over(logits: jax.Array, seen: Any) -> jax.Array:
+    """Softmax over the entries that `seen` names, zeros in rows without any: written for oracles."""
+    seen = jnp.broadcast_to(seen, logits.shape)
+    powers = jnp.where(seen, jnp.exp(logits - jnp.where(seen, logits, -1e300).max(-1, keepdims=True)), 0.0)
+    total = powers.sum(-1, keepdims=True)
+    return powers / jnp.where(total == 0, 1.0, total)
+
+
+def weighted_values(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """[B, N, T, S] weights on [B, S, K, Hv] values, each key head serving N / K query heads."""
+    return jnp.einsum("bnts,bsnv->btnv", weights, value.repeat(weights.shape[1] // value.shape[2], 2))
+
+
+def dot_products(query: jax.Array, key: jax.Array) -> jax.Array:
+    """[B, N, T, S]: every query on every key of its head."""
+    return jnp.einsum("btnh,bsnh->bnts", query, key.repeat(query.shape[2] // key.shape[2], 2))
+
+
+def dense_oracle(
+    inputs: Inputs, *, key_mask: Any, causal: bool, see: Any = True, scale: float | None = None, **ignored: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention over whole matrices, restricted to the pairs of `see` [T, S] as well."""
+    scale = inputs["query"].shape[-1] ** -0.5 if scale is None else scale
+    logits = scale * dot_products(inputs["query"], inputs["key"])
+    weights = softmax_over(logits, visible_pairs(inputs, key_mask, causal) & see)
+    return weighted_values(weights, inputs["value"]), weights
+
+
+@functools.lru_cache(maxsize=None)
+def rows() -> dict[str, Row]:
+    """Every row by name, from the files beside this one."""
+    import rows_dense
+
+    modules = (rows_dense,)
+    return {name: row for module in modules for name, row in module.ROWS.items()}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import dense_oracle, draw
+from pairwise import dense_oracle, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params

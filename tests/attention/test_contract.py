@@ -1,330 +1,481 @@
 """What every kind of attention keeps, for each row and variant of the contract table."""
 
+import functools
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import ROWS, Case, draw, see
+from contract import call, compiled, expected, rows, with_gradients
 
 import jaxformer.attention
 from jaxformer.attention import ATTENTION
 
-VARIANTS = [(row, variant) for row in ROWS.values() for variant in row.variants]
-each_variant = pytest.mark.parametrize(
-    ("row", "variant"), VARIANTS, ids=[f"{row.kind.name}-{variant}" for row, variant in VARIANTS]
+ROWS = rows()
+VARIANTS = [(name, variant) for name, row in ROWS.items() for variant in row.variants]
+DIRECTED = [
+    (name, variant, causal)
+    for name, variant in VARIANTS
+    for causal in (False, True)
+    if (ROWS[name].kind.causal if causal else ROWS[name].kind.bidirectional)
+]
+each_row = pytest.mark.parametrize("name", list(ROWS))
+each_variant = pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=["-".join(case) for case in VARIANTS])
+each_direction = pytest.mark.parametrize(
+    ("name", "variant", "causal"),
+    DIRECTED,
+    ids=[f"{name}-{variant}-{'causal' if causal else 'both_ways'}" for name, variant, causal in DIRECTED],
 )
-each_row = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 
 
-def random_mask(seed, *shape):
-    return np.random.default_rng(seed).random(shape) < 0.7
+class Setting:
+    """One row's case: inputs, a key mask with holes, and a direction for gradients."""
+
+    def __init__(self, name, seed=0, causal=None, **changes):
+        self.row = ROWS[name]
+        self.causal = not self.row.kind.bidirectional if causal is None else causal
+        self.sizes = self.row.size(**changes)
+        self.inputs = self.row.draw(self.sizes, seed)
+        random = np.random.default_rng(seed + 1)
+        shape = (self.sizes.batch, self.sizes.queries, self.sizes.heads, self.sizes.value_dim)
+        self.d_output = random.standard_normal(shape).astype(np.float32)
+        self.key_mask = random.random((self.sizes.batch, self.sizes.keys)) < 0.7
+        self.all_keys = np.ones_like(self.key_mask)
+
+    def with_tokens(self, change):
+        """The inputs with `change` applied to query, key and value (or what is shared of them)."""
+        tokens = {"query", "key", "query_key", "value"}
+        return {name: change(name, array) if name in tokens else array for name, array in self.inputs.items()}
+
+    def forward(self, variant, **options):
+        return jax.jit(lambda inputs: self.row.apply(inputs, {**self.row.variants[variant], **options}))(self.inputs)
 
 
-def integers(seed, high, *shape):
-    return np.random.default_rng(seed).integers(0, high, shape).astype(np.int32)
+def close(actual, wanted, row, **changes):
+    tolerance = {"atol": row.tolerance, "rtol": row.tolerance, **changes}
+    np.testing.assert_allclose(np.asarray(actual, np.float64), wanted, **tolerance)
 
 
-def hide_row(mask, row):
-    """The mask with nothing left to see in one query's row."""
-    mask = mask.copy()
-    mask[..., row, :] = False
-    return mask
-
-
-CASES = {
-    "plain": {},
-    "causal": {"causal": True},
-    "key_mask": {"key_mask": random_mask(1, 2, 11)},
-    "causal_key_mask": {"causal": True, "key_mask": random_mask(2, 2, 11)},
-    "positions": {"causal": True, "query_positions": integers(3, 9, 2, 7), "key_positions": integers(4, 9, 2, 11)},
-    "segments": {"causal": True, "query_segments": integers(5, 2, 2, 7), "key_segments": integers(6, 2, 2, 11)},
-    "mask": {"mask": hide_row(random_mask(7, 2, 6, 7, 11), 3)},
-    "mask_of_queries_and_keys": {"mask": random_mask(8, 7, 11).astype(np.int32), "scale": 0.3},
-}
-
-
-def value_and_gradients(call, case):
-    def loss(*inputs):
-        output = call(*inputs)
-        return (output * jnp.asarray(case.d_output, output.dtype)).sum(), output
-
-    (_, output), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*case.inputs)
-    return output, *gradients
+def on_keys(array, mask):
+    """A [B, S] mask over the axes of an array of tokens."""
+    return mask.reshape(mask.shape + (1,) * (array.ndim - 2))
 
 
 def test_every_public_attention_has_a_record_and_a_row():
     public = {name.removesuffix("_attention") for name in jaxformer.attention.__all__ if name.endswith("_attention")}
-    assert public == set(ATTENTION) == set(ROWS)
+    assert public == set(ATTENTION) == {row.kind.name for row in ROWS.values()}
 
 
 @each_row
-def test_record_names_public_functions_of_the_kind(row):
-    kind = row.kind
+def test_record_tells_what_the_function_takes(name):
+    kind = ROWS[name].kind
     assert ATTENTION[kind.name] is kind
     for function in (kind.function, kind.weights, kind.init_cache, kind.step):
         assert function is None or getattr(jaxformer.attention, function.__name__) is function
     assert kind.function.__name__ == f"{kind.name}_attention"
     assert "O(" in kind.cost
-    assert "arXiv" in kind.paper
-    assert kind.decodes == (kind.step is not None)
+    assert "arXiv" in kind.paper or "doi" in kind.paper
+    assert kind.decodes == (kind.init_cache is not None)
+    assert kind.causal or kind.bidirectional
+    parameters = inspect.signature(kind.function).parameters
+    assert list(parameters)[:2] == (["query_key", "value"] if kind.shared_query_key else ["query", "key"])
+    assert {"key_mask", "causal"} <= set(parameters)
+    assert set(kind.arguments) <= set(parameters)
+    assert not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    taken = {"query_positions": kind.positions, "query_segments": kind.segments, "rng": kind.dropout}
+    taken |= {"mask": kind.mask, "bias": kind.bias, "scale": kind.scale}
+    for argument, honoured in taken.items():
+        assert (argument in parameters) == honoured, argument
+    assert kind.segments or not kind.packing
+    if kind.decodes:
+        assert {"positions", "key_mask", "layer"} <= set(inspect.signature(kind.step).parameters)
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
-@each_variant
-def test_values_and_gradients_equal_the_oracle(row, variant, options):
-    case = draw(**options)
-    expected = row.oracle(case)
-    actual = value_and_gradients(row.call(variant, case), case)
-    for got, want in zip(actual, (expected.output, expected.d_query, expected.d_key, expected.d_value)):
-        assert got.dtype == jnp.float32
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
-@each_row
-def test_weights_equal_the_oracle_and_are_a_distribution(row, options):
-    case = draw(**options)
-    query, key, _ = case.inputs
-    weights = row.kind.weights(query, key, **row.arguments(case), **case.options)
-    np.testing.assert_allclose(weights, row.oracle(case).weights, atol=1e-6)
-    np.testing.assert_allclose(weights.sum(-1), see(case).any(-1).astype(np.float32), atol=1e-6)
-
-
-@pytest.mark.parametrize("queries", [1, 3, 4, 8, 11])
-@each_variant
-def test_causal_aligns_the_last_query_with_the_last_key(row, variant, queries):
-    case = draw(queries=queries, causal=True)
-    output = jax.jit(row.call(variant, case))(*case.inputs)
-    np.testing.assert_allclose(output, row.oracle(case).output, atol=1e-5)
-
-
-@each_variant
-def test_visibility_by_jacobian_is_exactly_the_mask(row, variant):
-    options = {"causal": True, "key_mask": random_mask(2, 2, 11), "mask": random_mask(9, 2, 6, 7, 11)}
-    case = draw(**options)
-    query, key, value = case.inputs
-    call = row.call(variant, case)
-    # Each query head's first output feature by the first value feature of the head it reads.
-    jacobian = jax.jit(jax.jacrev(lambda first: call(query, key, value.at[..., 0].set(first))[..., 0]))(value[..., 0])
-    group = query.shape[2] // key.shape[2]
-    moved = np.stack([[jacobian[b, :, n, b, :, n // group] for n in range(6)] for b in range(2)])
-    np.testing.assert_array_equal(moved != 0, see(case))
-    others = np.stack([[jacobian[b, :, n, 1 - b] for n in range(6)] for b in range(2)])
-    assert not others.any()
-
-
-@each_variant
-def test_what_is_hidden_changes_nothing_however_large(row, variant):
-    case = draw(causal=True, queries=11)
-    query, key, value = case.inputs
-    far = np.arange(11)[None, :, None, None] >= 6
-    large = Case(case.query, np.where(far, 1e18, key), np.where(far, 1e30, value), case.d_output, case.options)
-    call = row.call(variant, case)
-    before = jax.jit(lambda *inputs: call(*inputs)[:, :6])(query, key, value)
-    after = jax.jit(lambda *inputs: call(*inputs)[:, :6])(*large.inputs)
-    np.testing.assert_array_equal(after, before)
-    gradients = jax.jit(jax.grad(lambda *inputs: call(*inputs)[:, :6].sum(), (0, 1, 2)))(*large.inputs)
-    assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@each_variant
-def test_missing_keys_may_hold_anything(row, variant, poison):
-    key_mask = random_mask(1, 2, 11)
-    case = draw(key_mask=key_mask)
-    hole = ~key_mask[:, :, None, None]
-    poisoned = Case(case.query, np.where(hole, poison, case.key), np.where(hole, poison, case.value), case.d_output)
-    call = row.call(variant, case)
-    for got, want in zip(value_and_gradients(call, poisoned), value_and_gradients(call, case)):
-        np.testing.assert_array_equal(got, want)
-    query, key, _ = poisoned.inputs
-    weights = row.kind.weights(query, key, key_mask=key_mask, **row.arguments(case))
-    assert np.isfinite(weights).all()
-
-
-@each_variant
-def test_more_padding_changes_nothing(row, variant):
-    case = draw(keys=7, causal=True)
-    pad = [(0, 0), (0, 6), (0, 0), (0, 0)]
-    padded = Case(*(np.pad(a, pad, constant_values=3.0) for a in (case.query, case.key, case.value, case.d_output)))
-    call = row.call(variant, case, causal=True, key_mask=(np.arange(13) < 7)[None].repeat(2, 0))
-    output = jax.jit(call)(*padded.inputs)
-    np.testing.assert_allclose(output[:, :7], jax.jit(row.call(variant, case))(*case.inputs), atol=1e-6)
-
-
-@each_variant
-def test_an_example_of_padding_alone_gives_zeros_and_no_gradient(row, variant):
-    key_mask = np.array([[True] * 11, [False] * 11, [True] * 11])
-    case = draw(batch=3, key_mask=key_mask)
-    output, *gradients = value_and_gradients(row.call(variant, case), case)
-    assert not output[1].any()
-    assert not any(gradient[1].any() for gradient in gradients)
-    kept = Case(*(a[::2] for a in (case.query, case.key, case.value, case.d_output)))
-    expected = value_and_gradients(row.call(variant, kept), kept)
-    for got, want in zip((output, *gradients), expected):
-        np.testing.assert_allclose(got[::2], want, atol=1e-6)
-
-
-@each_variant
-def test_an_example_alone_is_as_in_its_batch(row, variant):
-    case = draw(batch=3, causal=True, key_mask=random_mask(2, 3, 11))
-    together = jax.jit(row.call(variant, case))(*case.inputs)
-    alone = row.call(variant, case, key_mask=case.options["key_mask"][2:])(*(array[2:] for array in case.inputs))
-    np.testing.assert_allclose(together[2:], alone, atol=1e-6)
-
-
-@each_variant
-def test_grouped_heads_are_repeated_heads(row, variant):
-    case = draw(causal=True)
-    repeated = Case(case.query, case.key.repeat(2, 2), case.value.repeat(2, 2), case.d_output)
-    call = row.call(variant, case)
-    output, d_query, d_key, d_value = value_and_gradients(call, case)
-    expected = value_and_gradients(call, repeated)
-    np.testing.assert_allclose(output, expected[0], atol=1e-6)
-    np.testing.assert_allclose(d_query, expected[1], atol=1e-5)
-    for got, want in ((d_key, expected[2]), (d_value, expected[3])):
-        np.testing.assert_allclose(got, want.reshape(2, 11, 3, 2, -1).sum(3), atol=1e-5)
-
-
-@each_variant
-def test_packed_documents_are_as_alone(row, variant):
-    case = draw(queries=5, keys=5, causal=True)
-    segments = np.array([[1, 1, 1, 2, 2]] * 2, np.int32)
-    positions = np.array([[0, 1, 2, 0, 1]] * 2, np.int32)
-    call = row.call(variant, case, query_segments=segments, query_positions=positions)
-    packed = value_and_gradients(call, case)
-    for part in (slice(0, 3), slice(3, 5)):
-        alone = Case(*(a[:, part] for a in (case.query, case.key, case.value, case.d_output)))
-        for got, want in zip(packed, value_and_gradients(row.call(variant, case), alone)):
-            np.testing.assert_allclose(got[:, part], want, atol=1e-5)
-    changed = Case(
-        *(np.where(segments[:, :, None, None] == 1, a + 1, a) for a in (case.query, case.key, case.value)), None
+@each_direction
+def test_values_and_gradients_equal_the_oracle(name, variant, causal):
+    setting = Setting(name, causal=causal)
+    row = setting.row
+    got, gradients = compiled(name, variant, causal)(setting.inputs, setting.key_mask, setting.d_output)
+    want, wanted_gradients, weights = expected(
+        row, row.variants[variant], setting.inputs, setting.key_mask, causal, setting.d_output
     )
-    output = jax.jit(call)(*changed.inputs)
-    np.testing.assert_array_equal(output[:, 3:], packed[0][:, 3:])
+    assert got.dtype == jnp.float32
+    assert got.shape == setting.d_output.shape
+    close(got, want, row)
+    for argument, wanted in wanted_gradients.items():
+        close(gradients[argument], wanted, row, err_msg=argument)
+    if row.kind.weights is not None:
+        options = {**row.variants[variant], "key_mask": setting.key_mask, "causal": causal}
+        known = set(inspect.signature(row.kind.weights).parameters)
+        options = {option: value for option, value in options.items() if option in known}
+        inputs = {key: array for key, array in setting.inputs.items() if key != "value"}
+        actual = jax.jit(lambda inputs: _weights(row, inputs, options))(inputs)
+        close(actual, weights, row)
+        if row.distribution:
+            assert (actual >= 0).all()
+            np.testing.assert_allclose(actual.sum(-1), (weights != 0).any(-1), atol=1e-5)
 
 
-@each_variant
-def test_jit_vmap_and_checkpoint_change_nothing(row, variant):
-    case = draw(causal=True)
-    call = row.call(variant, case)
-    expected = call(*case.inputs)
-    np.testing.assert_allclose(jax.jit(call)(*case.inputs), expected, atol=1e-6)
-    stacked = [jnp.stack([array, array[::-1]]) for array in case.inputs]
-    mapped = jax.jit(jax.vmap(call))(*stacked)
-    np.testing.assert_allclose(mapped, jnp.stack([expected, expected[::-1]]), atol=1e-6)
-    plain = value_and_gradients(call, case)
-    for got, want in zip(value_and_gradients(jax.checkpoint(call), case), plain):
-        np.testing.assert_allclose(got, want, atol=1e-6)
+def _weights(row, inputs, options):
+    names = ("query_key",) if row.kind.shared_query_key else ("query", "key")
+    arrays = {name: array for name, array in inputs.items() if name not in names}
+    return row.kind.weights(*(inputs[name] for name in names), **arrays, **options)
 
 
-@each_variant
-def test_numpy_inputs_do(row, variant):
-    case = draw(causal=True, key_mask=random_mask(2, 2, 11).astype(np.int32))
-    call = row.call(variant, case)
-    np.testing.assert_array_equal(call(case.query, case.key, case.value), call(*case.inputs))
+@each_direction
+def test_a_value_reaches_exactly_the_queries_that_see_it(name, variant, causal):
+    """By the Jacobian: not zero where the oracle's weight is not, exactly zero elsewhere."""
+    setting = Setting(name, causal=causal)
+    row, sizes = setting.row, setting.sizes
+    run = compiled(name, variant, causal)
+    _, _, weights = expected(
+        row, row.variants[variant], setting.inputs, setting.key_mask, causal, np.zeros_like(setting.d_output)
+    )
+    group = sizes.heads // sizes.kv_heads
+    seen = (weights.reshape(sizes.batch, sizes.kv_heads, group, sizes.queries, sizes.keys) != 0).any(2)
+    for query in range(sizes.queries):
+        # The first output feature of this query in every head, by the first feature of each value.
+        one = np.zeros_like(setting.d_output)
+        one[:, query, :, 0] = 1.0
+        _, gradients = run(setting.inputs, setting.key_mask, one)
+        moved = np.asarray(gradients["value"])[..., 0].transpose(0, 2, 1)
+        np.testing.assert_array_equal(moved != 0, seen[:, :, query])
 
 
-@each_variant
-def test_gradients_in_float64_equal_finite_differences(row, variant):
-    with jax.enable_x64(True):
-        case = draw(causal=True, queries=5, keys=7)
-        call = row.call(variant, case)
-        inputs = [jnp.asarray(array, jnp.float64) for array in (case.query, case.key, case.value)]
-        loss = jax.jit(lambda *inputs: (call(*inputs) * jnp.asarray(case.d_output, jnp.float64)).sum())
-        assert call(*inputs).dtype == jnp.float64
-        gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(*inputs)
-        random = np.random.default_rng(3)
-        for number, gradient in enumerate(gradients):
-            direction = random.standard_normal(gradient.shape)
-            ends = [
-                loss(*(array + step * direction if i == number else array for i, array in enumerate(inputs)))
-                for step in (1e-4, -1e-4)
-            ]
-            np.testing.assert_allclose((gradient * direction).sum(), (ends[0] - ends[1]) / 2e-4, rtol=1e-7)
-
-
-@each_variant
-def test_forward_over_reverse_equals_differences_of_gradients(row, variant):
-    with jax.enable_x64(True):
-        case = draw(causal=True, queries=5, keys=7)
-        call = row.call(variant, case)
-        inputs = [jnp.asarray(array, jnp.float64) for array in (case.query, case.key, case.value)]
-        gradient = jax.grad(lambda *inputs: (call(*inputs) ** 2).sum(), (0, 1, 2))
-        random = np.random.default_rng(3)
-        direction = [jnp.asarray(random.standard_normal(array.shape)) for array in inputs]
-        _, curvature = jax.jit(lambda *xs: jax.jvp(gradient, xs[:3], xs[3:]))(*inputs, *direction)
-        ahead, behind = (
-            jax.jit(gradient)(*(array + step * way for array, way in zip(inputs, direction))) for step in (1e-5, -1e-5)
+@each_direction
+def test_padding_may_hold_anything_and_examples_do_not_meet(name, variant, causal):
+    setting = Setting(name, causal=causal)
+    run = compiled(name, variant, causal)
+    key_mask = setting.key_mask
+    before = run(setting.inputs, key_mask, setting.d_output)
+    for poison in (np.nan, np.inf):
+        # A shared query and key is a query too: there padding stays finite, and its own rows tell nothing.
+        poisoned = setting.with_tokens(
+            lambda name, array: array if name == "query" else np.where(on_keys(array, key_mask), array, poison)
         )
-        for got, plus, minus in zip(curvature, ahead, behind):
-            np.testing.assert_allclose(got, (plus - minus) / 2e-5, atol=1e-7)
+        if "query_key" in setting.inputs:
+            hole = ~key_mask[:, :, None, None]
+            poisoned["query_key"] = np.where(hole, np.float32(1e4), setting.inputs["query_key"])
+            d_output = np.where(hole, 0.0, setting.d_output).astype(np.float32)
+            before = run(setting.inputs, key_mask, d_output)
+            after = run(poisoned, key_mask, d_output)
+            kept = (slice(None), slice(None), slice(None))
+            np.testing.assert_array_equal(np.where(hole, 0, after[0]), np.where(hole, 0, before[0]))
+            np.testing.assert_array_equal(after[1]["value"][kept], before[1]["value"][kept])
+        else:
+            after = run(poisoned, key_mask, setting.d_output)
+            jax.tree.map(np.testing.assert_array_equal, after, before)
+    # An example of padding alone: zeros, no gradient, and no trace in the other example.
+    alone = np.array([[True], [False]]) & key_mask
+    output, gradients = run(setting.inputs, alone, setting.d_output)
+    assert not output[1].any()
+    for token in {"query", "key", "query_key", "value"} & set(setting.inputs):
+        assert not gradients[token][1].any(), token
+        assert np.isfinite(gradients[token]).all(), token
+        np.testing.assert_array_equal(gradients[token][0], run(setting.inputs, key_mask, setting.d_output)[1][token][0])
+    np.testing.assert_array_equal(output[0], run(setting.inputs, key_mask, setting.d_output)[0][0])
+    assert run._cache_size() == 1, "one trace serves every mask"
+
+
+@each_variant
+def test_causal_never_lets_the_future_through_however_large(name, variant):
+    setting = Setting(name, causal=True)
+    row, sizes = setting.row, setting.sizes
+    if not row.kind.causal:
+        with pytest.raises(ValueError, match="causal"):
+            setting.forward(variant, causal=True)
+        return
+    run = compiled(name, variant, True)
+    offset = sizes.keys - sizes.queries
+    cut = sizes.keys - 4
+
+    def far(token, array):
+        future = (np.arange(array.shape[1]) >= cut - (offset if token == "query" else 0))[None, :, None, None]
+        if token == "value":
+            return np.where(future, np.float32(1e30), array)
+        # Where the choice of keys leaks, as the kind's docstring says, only contents are causal.
+        return array if row.selection_leaks else np.where(future, np.float32(1e15), array)
+
+    d_output = setting.d_output.copy()
+    d_output[:, cut - offset :] = 0.0
+    before = run(setting.inputs, setting.all_keys, d_output)
+    after = run(setting.with_tokens(far), setting.all_keys, d_output)
+    np.testing.assert_array_equal(after[0][:, : cut - offset], before[0][:, : cut - offset])
+    for token in {"query", "key", "query_key", "value"} & set(setting.inputs):
+        assert np.isfinite(after[1][token]).all(), token
+
+
+@each_row
+def test_degenerate_arguments_give_softmax_over_all_keys(name):
+    row = ROWS[name]
+    if row.degenerate is None:
+        pytest.skip(f"{name} is never equal to softmax attention")
+    for causal in (False, True):
+        if not (row.kind.causal if causal else row.kind.bidirectional):
+            continue
+        setting = Setting(name, causal=causal)
+        inputs = row.draw(setting.sizes, 0, row.degenerate_arguments)
+        options = {"key_mask": setting.key_mask, "causal": causal}
+        run = jax.jit(
+            lambda inputs, d_output, options=options: with_gradients(
+                lambda inputs: row.apply(inputs, {**row.degenerate, **options}), inputs, d_output
+            )
+        )
+        dense = ATTENTION["shared_query_key" if row.kind.shared_query_key else "dense"]
+        tensors = {key: inputs[key] for key in ("query", "key", "query_key", "value") if key in inputs}
+        scale = {"scale": row.degenerate["scale"]} if "scale" in row.degenerate else {}
+        reference = jax.jit(
+            lambda inputs, d_output, options=options, scale=scale: with_gradients(
+                lambda inputs: call(dense, dense.function, inputs, **options, **scale), inputs, d_output
+            )
+        )
+        got, gradients = run(inputs, setting.d_output)
+        want, wanted = reference(tensors, setting.d_output)
+        close(got, want, row)
+        for token in tensors:
+            close(gradients[token], wanted[token], row, err_msg=token)
+
+
+@each_variant
+def test_any_length(name, variant):
+    row = ROWS[name]
+    for length in row.lengths:
+        setting = Setting(name, queries=length, keys=length)
+        want, _, _ = expected(
+            row, row.variants[variant], setting.inputs, setting.all_keys, setting.causal, setting.d_output
+        )
+        got = setting.forward(variant, causal=setting.causal)
+        assert got.shape == want.shape
+        close(got, want, row, err_msg=f"length {length}")
+
+
+@each_variant
+def test_more_padding_changes_nothing(name, variant):
+    row = ROWS[name]
+    setting = Setting(name, queries=11, keys=11)
+    run = jax.jit(
+        lambda inputs, **options: row.apply(inputs, {**row.variants[variant], "causal": setting.causal, **options})
+    )
+    pad = [(0, 0), (0, 6), (0, 0), (0, 0)]
+    inputs = setting.with_tokens(lambda name, array: np.pad(array, pad, constant_values=3.0))
+    output = run(inputs, key_mask=(np.arange(17) < 11)[None].repeat(2, 0))
+    close(output[:, :11], run(setting.inputs), row)
+
+
+@each_row
+def test_grouped_heads_are_repeated_heads(name):
+    row = ROWS[name]
+    variant = next(iter(row.variants))
+    if not row.kind.grouped_heads:
+        with pytest.raises(ValueError, match="heads"):
+            Setting(name, heads=6, kv_heads=3).forward(variant)
+        return
+    setting = Setting(name)
+    group = setting.sizes.heads // setting.sizes.kv_heads
+    repeated = setting.with_tokens(lambda name, array: array if name == "query" else array.repeat(group, 2))
+    run = jax.jit(lambda inputs: row.apply(inputs, {**row.variants[variant], "causal": setting.causal}))
+    close(run(setting.inputs), run(repeated), row)
+
+
+@each_row
+def test_packed_documents_are_as_alone(name):
+    row = ROWS[name]
+    if not row.kind.segments:
+        assert not row.kind.packing
+        return
+    variant = next(iter(row.variants))
+    causal = row.kind.causal
+    setting = Setting(name, queries=9, keys=9, causal=causal)
+    options = {**row.variants[variant], "causal": causal}
+    segments = np.array([[1] * 5 + [2] * 4] * 2, np.int32)
+    positions = np.array([[0, 1, 2, 3, 4, 0, 1, 2, 3]] * 2, np.int32)
+    packed_options = {**options, "query_segments": segments, "key_segments": segments}
+    if row.kind.positions:
+        packed_options |= {"query_positions": positions, "key_positions": positions}
+    packed = jax.jit(
+        lambda inputs, d_output: with_gradients(lambda inputs: row.apply(inputs, packed_options), inputs, d_output)
+    )
+    output, gradients = packed(setting.inputs, setting.d_output)
+    tokens = {"query", "key", "query_key", "value"} & set(setting.inputs)
+    if row.kind.packing:
+        for part in (slice(0, 5), slice(5, 9)):
+            alone = setting.with_tokens(lambda name, array, part=part: array[:, part])
+            want, wanted = with_gradients(lambda inputs: row.apply(inputs, options), alone, setting.d_output[:, part])
+            close(output[:, part], want, row)
+            for token in tokens:
+                close(gradients[token][:, part], wanted[token], row, err_msg=token)
+    first = segments[:, :, None, None] == 1
+    changed = setting.with_tokens(lambda name, array: np.where(first, array + 1, array))
+    np.testing.assert_array_equal(packed(changed, setting.d_output)[0][:, 5:], output[:, 5:])
+
+
+@each_variant
+def test_vmap_and_checkpoint_and_numpy_change_nothing(name, variant):
+    setting = Setting(name)
+    row = setting.row
+    options = {**row.variants[variant], "causal": setting.causal}
+    want, wanted = compiled(name, variant, setting.causal)(setting.inputs, setting.all_keys, setting.d_output)
+    attend = jax.checkpoint(lambda inputs: row.apply(inputs, options))
+    stacked = jax.tree.map(lambda array: jnp.stack([jnp.asarray(array)] * 2), setting.inputs)
+    mapped = jax.jit(jax.vmap(lambda inputs: with_gradients(attend, inputs, jnp.asarray(setting.d_output))))
+    output, gradients = mapped(stacked)
+    for copy in range(2):
+        close(output[copy], want, row)
+        for argument in wanted:
+            close(gradients[argument][copy], wanted[argument], row, err_msg=argument)
+    with_numbers = {**options, "key_mask": setting.all_keys.astype(np.int32)}
+    close(row.apply(setting.inputs, with_numbers), want, row)
+
+
+@each_variant
+def test_float64_gradients_equal_differences_to_second_order(name, variant):
+    setting = Setting(name)
+    row = setting.row
+    with jax.enable_x64(True):
+        inputs = {
+            key: jnp.asarray(array, jnp.float64 if np.asarray(array).dtype == np.float32 else None)
+            for key, array in setting.inputs.items()
+        }
+        moving = {key for key in ("query", "key", "query_key", "value") if key in inputs}
+        options = {**row.variants[variant], "causal": setting.causal}
+        direction = jnp.asarray(setting.d_output, jnp.float64)
+
+        def loss(moved):
+            output = row.apply({**inputs, **moved}, options)
+            assert output.dtype == jnp.float64
+            return (jnp.sin(output) * direction).sum()
+
+        start = {key: inputs[key] for key in moving}
+        random = np.random.default_rng(3)
+        way = {key: jnp.asarray(random.standard_normal(array.shape)) for key, array in start.items()}
+        slope = jax.jit(jax.value_and_grad(loss))
+        _, curvature = jax.jit(lambda start, way: jax.jvp(jax.grad(loss), (start,), (way,)))(start, way)
+        step = 1e-5
+        ahead, behind = (
+            slope({key: array + sign * step * way[key] for key, array in start.items()}) for sign in (1, -1)
+        )
+        gradient = slope(start)[1]
+        directional = sum((gradient[key] * way[key]).sum() for key in moving)
+        np.testing.assert_allclose(directional, (ahead[0] - behind[0]) / (2 * step), rtol=1e-6, atol=1e-7)
+        for key in moving:
+            differences = (ahead[1][key] - behind[1][key]) / (2 * step)
+            np.testing.assert_allclose(curvature[key], differences, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-@each_variant
-def test_low_precision_is_close(row, variant, dtype):
-    case = draw(causal=True)
-    rounded = [array.astype(dtype) for array in case.inputs]
-    call = row.call(variant, case)
-    output = jax.jit(call)(*rounded)
+@each_row
+def test_low_precision_is_close(name, dtype):
+    setting = Setting(name)
+    row = setting.row
+    variant = next(iter(row.variants))
+    run = jax.jit(
+        lambda inputs: with_gradients(
+            lambda inputs: row.apply(inputs, {**row.variants[variant], "causal": setting.causal}),
+            inputs,
+            jnp.asarray(setting.d_output, dtype),
+        )
+    )
+    tokens = ("query", "key", "query_key", "value")
+    rounded = {key: jnp.asarray(array, dtype) if key in tokens else array for key, array in setting.inputs.items()}
+    output, gradients = run(rounded)
+    exact = {key: array.astype(jnp.float32) if key in tokens else array for key, array in rounded.items()}
     assert output.dtype == dtype
-    exact = call(*(array.astype(jnp.float32) for array in rounded))
-    tolerance = 4 * float(jnp.finfo(dtype).eps)
-    np.testing.assert_allclose(output.astype(jnp.float32), exact, atol=tolerance, rtol=tolerance)
-    gradients = jax.jit(jax.grad(lambda *inputs: call(*inputs).astype(jnp.float32).sum(), (0, 1, 2)))(*rounded)
-    assert all(gradient.dtype == dtype and np.isfinite(gradient.astype(jnp.float32)).all() for gradient in gradients)
-
-
-@each_variant
-def test_no_keys_and_no_queries_give_zeros_and_nothing(row, variant):
-    case = draw()
-    query, key, value = case.inputs
-    call = row.call(variant, case)
-    assert not call(query, key[:, :0], value[:, :0]).any()
-    assert call(query[:, :0], key, value).shape == (2, 0, 6, 8)
-
-
-@each_variant
-def test_traced_once_for_many_masks(row, variant):
-    case = draw()
-    traces = []
-
-    @jax.jit
-    def run(query, key, value, key_mask):
-        traces.append(0)
-        return row.call(variant, case, key_mask=key_mask)(query, key, value)
-
-    for seed in range(3):
-        run(*case.inputs, random_mask(seed, 2, 11))
-    assert len(traces) == 1
+    tolerance = 8 * float(jnp.finfo(dtype).eps)
+    want, _ = compiled(name, variant, setting.causal)(exact, setting.all_keys, setting.d_output)
+    np.testing.assert_allclose(output.astype(jnp.float32), want, atol=tolerance, rtol=tolerance)
+    for key in set(tokens) & set(rounded):
+        assert gradients[key].dtype == dtype
+        assert np.isfinite(gradients[key].astype(jnp.float32)).all()
 
 
 @each_row
-def test_unfit_inputs_are_refused_by_name(row):
-    case = draw()
-    query, key, value = case.inputs
-    attend = row.kind.function
+def test_no_tokens_give_nothing(name):
+    setting = Setting(name, queries=0, keys=0)
+    variant = next(iter(setting.row.variants))
+    assert setting.forward(variant, causal=setting.causal).shape == (2, 0, setting.sizes.heads, 8)
+    if setting.row.kind.cross:
+        setting = Setting(name, queries=3, keys=0, causal=False)
+        assert not setting.forward(variant).any()
+
+
+@each_row
+def test_cached_decoding_equals_the_full_pass(name):
+    """Rows of 3 and 5 prompt tokens, left-padded, then further steps of the table's lengths."""
+    row = ROWS[name]
+    if not row.kind.decodes:
+        assert row.kind.init_cache is None
+        return
+    kind, variant = row.kind, next(iter(row.variants))
+    options = {key: value for key, value in row.variants[variant].items() if key != "implementation"}
+    total = sum(row.step_lengths)
+    setting = Setting(name, queries=total, keys=total, causal=True)
+    sizes = setting.sizes
+    starts = np.array([0, 2])
+    positions = np.arange(total, dtype=np.int32)[None] - starts[:, None]
+    key_mask = positions >= 0
+    known = functools.partial(_known, options)
+    cache = kind.init_cache(
+        sizes.batch, total + 1, sizes.kv_heads, sizes.head_dim, value_dim=sizes.value_dim, **known(kind.init_cache)
+    )
+
+    @jax.jit
+    def step(cache, inputs, positions, key_mask):
+        return call(kind, kind.step, inputs, cache, positions=positions, key_mask=key_mask, **known(kind.step))
+
+    outputs, first = [], 0
+    for length in row.step_lengths:
+        part = slice(first, first + length)
+        inputs = setting.with_tokens(lambda name, array, part=part: array[:, part])
+        output, cache = step(cache, inputs, np.maximum(positions[:, part], 0), key_mask[:, part])
+        outputs.append(output)
+        first += length
+    decoded = np.concatenate(outputs, axis=1)
+    for example, start in enumerate(starts):
+        alone = setting.with_tokens(lambda name, array, e=example, s=start: array[e : e + 1, s:])
+        alone = {key: array for key, array in alone.items()}
+        if row.decode_oracle is None:
+            want = jax.jit(lambda inputs: row.apply(inputs, {**row.variants[variant], "causal": True}))(alone)
+        else:
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                mask = jnp.ones((1, total - start), bool)
+                want, _ = row.decode_oracle(alone, key_mask=mask, causal=True, **row.variants[variant])
+        close(decoded[example : example + 1, start:], want, row)
+
+
+def _known(options, function):
+    return {key: value for key, value in options.items() if key in inspect.signature(function).parameters}
+
+
+@each_row
+def test_unfit_inputs_are_refused_by_name(name):
+    setting = Setting(name)
+    row, inputs = setting.row, setting.inputs
+    first = "query_key" if row.kind.shared_query_key else "query"
+    options = row.variants[next(iter(row.variants))]
+    keys = setting.sizes.keys
     refused = [
-        ("query", (query[0], key, value), {}),
-        ("query", (query.astype(jnp.int32), key, value), {}),
-        ("equal batch", (query[:1], key, value), {}),
-        ("head_dim", (query[..., :4], key, value), {}),
-        ("dtype", (query.astype(jnp.bfloat16), key, value), {}),
-        ("5 heads and key has 3", (query[:, :, :5], key, value), {}),
-        ("key has 0", (query, key[:, :, :0], value[:, :, :0]), {}),
-        ("value", (query, key, value[:, :4]), {}),
-        (r"key_mask has shape \(2, 7\)", (query, key, value), {"key_mask": np.ones((2, 7), bool)}),
-        ("key_mask", (query, key, value), {"key_mask": np.ones((2, 11), np.float32)}),
-        ("no more of them", (query, key[:, :5], value[:, :5]), {"causal": True}),
+        (first, {first: inputs[first][0]}, {}),
+        (first, {first: inputs[first].astype(np.int32)}, {}),
+        ("value", {"value": inputs["value"][:, :4]}, {}),
+        (r"key_mask has shape \(2, 3\)", {}, {"key_mask": np.ones((2, 3), bool)}),
+        ("key_mask", {}, {"key_mask": np.ones((2, keys), np.float32)}),
     ]
-    if row.kind.positions:
+    if not row.kind.shared_query_key:
         refused += [
-            ("key_positions go together", (query, key, value), {"query_positions": integers(0, 9, 2, 7)}),
-            ("query_positions has shape", (query, query, query), {"query_positions": integers(0, 9, 2, 5)}),
-            ("query_positions is float32", (query, query, query), {"query_positions": np.ones((2, 7), np.float32)}),
+            ("batch", {"query": inputs["query"][:1]}, {}),
+            ("dtype", {"query": inputs["query"].astype(np.float16)}, {}),
         ]
-    for message, inputs, options in refused:
+    if not row.kind.cross:
+        shorter = {key: inputs[key][:, :4] for key in (first,)}
+        refused.append(("", shorter, {}))
+    for message, changed, given in refused:
         with pytest.raises(ValueError, match=message):
-            attend(*inputs, **options)
+            row.apply({**inputs, **changed}, {**options, "causal": setting.causal, **given})
+    for argument in row.kind.arguments:
+        wrong = np.zeros((1, 2, 3, 1, 1, 1), np.float32)
+        with pytest.raises(ValueError, match=argument):
+            row.apply({**inputs, argument: wrong}, {**options, "causal": setting.causal})
+    if not row.kind.bidirectional:
+        with pytest.raises(ValueError, match="causal"):
+            row.apply(inputs, {**options, "causal": False})

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import dense_oracle, draw, see
+from pairwise import dense_oracle, draw, see
 
 from jaxformer.attention import dense as dense_module
 from jaxformer.attention import dense_attention, dense_attention_weights

@@ -1,0 +1,44 @@
+"""One disjoint part of a pattern as blocks over reordered tokens: what patterns compile to and the engine executes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+# (query positions, key positions), integer arrays of any kind that broadcast, to which pairs count.
+Predicate = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """Pairs of blocks of slots, a slot being a place in an order of queries or of keys.
+
+    Blocks of queries start at multiples of `query_block`; for one block of queries the blocks of keys do not overlap, so
+    no pair is met twice. What lies in a pair of blocks and is not `visible` is computed and masked.
+
+    Attributes:
+      layout: "banded" (tokens as they stand), "permuted" (all tokens, grouped) or "gathered" (some queries or keys).
+      query_order: int32 [Q], position of the query in each slot, -1 for an empty slot; no position twice. Q is a multiple
+        of query_block.
+      key_order: int32 [K], the same for keys; K is at least key_block.
+      pairs: int32 [P, 2], first query slot and first key slot of each pair of blocks, sorted by both.
+      full: bool [P], whether every pair of slots in the blocks counts, so that no mask is needed.
+      query_block, key_block: slots in a block.
+      visible: which (query position, key position) belong to this component and to no earlier one.
+    """
+
+    layout: str
+    query_order: Int[np.ndarray, "Q"]
+    key_order: Int[np.ndarray, "K"]
+    pairs: Int[np.ndarray, "P 2"]
+    full: Bool[np.ndarray, "P"]
+    query_block: int
+    key_block: int
+    visible: Predicate
+
+    @property
+    def executed(self) -> int:
+        """Pairs of slots that are computed."""
+        return len(self.pairs) * self.query_block * self.key_block
