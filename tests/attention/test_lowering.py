@@ -1,39 +1,60 @@
 """Every public function lowers for CPUs, GPUs and TPUs, which needs no such device."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from contract import ROWS, draw
+from contract import call, rows, with_gradients
 
+ROWS = rows()
 PLATFORMS = ("cpu", "cuda", "tpu")
-VARIANTS = [(row, variant) for row in ROWS.values() for variant in row.variants]
+VARIANTS = [(name, variant) for name, row in ROWS.items() for variant in row.variants]
+each_row = pytest.mark.parametrize("name", list(ROWS))
 
 
-@pytest.mark.parametrize(("row", "variant"), VARIANTS, ids=[f"{row.kind.name}-{variant}" for row, variant in VARIANTS])
-def test_forward_and_backward_lower_everywhere(row, variant, rng):
-    case = draw(causal=row.kind.causal)
-    dropout = {"dropout_rate": 0.1, "rng": rng} if row.kind.dropout else {}
-    call = row.call(variant, case, **dropout)
-    function = jax.jit(jax.value_and_grad(lambda *inputs: call(*inputs).sum(), (0, 1, 2)))
-    exported = jax.export.export(function, platforms=PLATFORMS)(*case.inputs)
-    assert exported.platforms == PLATFORMS
+def lower(function, *arguments):
+    """Exports a function of pytrees, given flat."""
+    leaves, tree = jax.tree.flatten(arguments)
+    flat = jax.jit(lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
+    assert jax.export.export(flat, platforms=PLATFORMS)(*map(jnp.asarray, leaves)).platforms == PLATFORMS
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
-def test_weights_and_steps_lower_everywhere(row):
-    case = draw(queries=7, keys=7)
-    query, key, value = case.inputs
-    functions = []
-    if row.kind.weights is not None:
-        functions.append((lambda query, key: row.kind.weights(query, key, **row.arguments(case)), (query, key)))
-    if row.kind.decodes:
-        cache = row.kind.init_cache(2, 9, 3, 5, value_dim=8, dtype=jnp.float32)
-        functions.append((lambda *arrays: row.kind.step(*arrays)[0], (cache, query, key, value)))
-    for function, arguments in functions:
-        leaves, tree = jax.tree.flatten(arguments)
+@pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=["-".join(case) for case in VARIANTS])
+def test_forward_and_backward_lower_everywhere(name, variant, rng):
+    row = ROWS[name]
+    sizes = row.size()
+    options = {**row.variants[variant], "causal": row.kind.causal}
+    if row.kind.dropout:
+        options |= {"dropout_rate": 0.1, "rng": rng}
+    d_output = np.ones((sizes.batch, sizes.queries, sizes.heads, sizes.value_dim), np.float32)
+    lower(lambda inputs: with_gradients(lambda i: row.apply(i, options), inputs, jnp.asarray(d_output)), row.draw(sizes))
 
-        @jax.jit
-        def flat(*leaves, function=function, tree=tree):
-            return function(*jax.tree.unflatten(tree, leaves))
 
-        assert jax.export.export(flat, platforms=PLATFORMS)(*leaves).platforms == PLATFORMS
+@each_row
+def test_weights_and_steps_lower_everywhere(name):
+    row = ROWS[name]
+    kind, sizes = row.kind, row.size(queries=7, keys=7)
+    inputs = row.draw(sizes)
+    options = row.variants[next(iter(row.variants))]
+
+    def known(function):
+        parameters = inspect.signature(function).parameters
+        return {key: value for key, value in options.items() if key in parameters and key != "implementation"}
+
+    if kind.weights is not None:
+        names = ("query_key",) if kind.shared_query_key else ("query", "key")
+        arrays = {key: array for key, array in inputs.items() if key not in (*names, "value")}
+        lower(
+            lambda tensors, arrays: kind.weights(
+                *tensors, **arrays, causal=not kind.bidirectional, **known(kind.weights)
+            ),
+            [inputs[key] for key in names],
+            arrays,
+        )
+    if kind.decodes:
+        cache = kind.init_cache(
+            sizes.batch, 9, sizes.kv_heads, sizes.head_dim, value_dim=sizes.value_dim, **known(kind.init_cache)
+        )
+        lower(lambda cache, inputs: call(kind, kind.step, inputs, cache, **known(kind.step)), cache, inputs)
