@@ -4,6 +4,7 @@ from jaxformer.attention.cache import KeyValueCache, dense_step, init_cache
 from jaxformer.attention.catalogue import ATTENTION
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
 from jaxformer.attention.kinds import AttentionKind
+from jaxformer.attention.linformer import linformer_attention, linformer_attention_weights
 
 __all__ = [
     "ATTENTION",
@@ -13,4 +14,6 @@ __all__ = [
     "dense_attention_weights",
     "dense_step",
     "init_cache",
+    "linformer_attention",
+    "linformer_attention_weights",
 ]

@@ -3,6 +3,7 @@
 from jaxformer.attention.cache import dense_step, init_cache
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
 from jaxformer.attention.kinds import AttentionKind
+from jaxformer.attention.linformer import linformer_attention, linformer_attention_weights
 
 ATTENTION: dict[str, AttentionKind] = {
     "dense": AttentionKind(
@@ -24,5 +25,18 @@ ATTENTION: dict[str, AttentionKind] = {
         packing=True,
         paper='Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762',
         summary="each query sees every key that masks allow",
+    ),
+    "linformer": AttentionKind(
+        name="linformer",
+        function=linformer_attention,
+        weights=linformer_attention_weights,
+        cost="O((T + S) rank) time, O((T + S) rank) memory",
+        causal=False,
+        cross=True,
+        grouped_heads=True,
+        scale=True,
+        arguments=("key_projection",),
+        paper='Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", arXiv:2006.04768',
+        summary="each query sees a few learned mixtures of all keys",
     ),
 }

@@ -183,6 +183,7 @@ def dense_oracle(
 def rows() -> dict[str, Row]:
     """Every row by name, from the files beside this one."""
     import rows_dense
+    import rows_low_rank
 
-    modules = (rows_dense,)
+    modules = (rows_dense, rows_low_rank)
     return {name: row for module in modules for name, row in module.ROWS.items()}
