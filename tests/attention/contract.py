@@ -110,7 +110,7 @@ def with_gradients(function: Callable[[Inputs], jax.Array], inputs: Inputs, d_ou
     return output, gradients
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def compiled(name: str, variant: str, causal: bool) -> Callable:
     """(inputs, key_mask, d_output) to (output, gradients): compiled once for all tests of a variant."""
     row = rows()[name]
@@ -179,11 +179,13 @@ def dense_oracle(
     return weighted_values(weights, inputs["value"]), weights
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def rows() -> dict[str, Row]:
     """Every row by name, from the files beside this one."""
     import rows_dense
+    import rows_linear
     import rows_low_rank
+    import rows_lsh
 
-    modules = (rows_dense, rows_low_rank)
+    modules = (rows_dense, rows_low_rank, rows_lsh, rows_linear)
     return {name: row for module in modules for name, row in module.ROWS.items()}
