@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.attention import linformer_attention, linformer_attention_weights
+from jaxformer.attention import (
+    compressed_attention,
+    compressed_attention_weights,
+    compressed_cache,
+    compressed_step,
+    init_compressed_cache,
+    linformer_attention,
+    linformer_attention_weights,
+)
 
 
 def draw(*, batch=2, queries, keys, heads=2, kv_heads=2, head_dim=3, value_dim=5, seed=0):
@@ -89,3 +97,94 @@ def test_linformer_memory_is_linear():
         )
 
     assert bytes_at(4096) < 2.2 * bytes_at(2048)
+
+
+def test_compressed_kernels_are_a_strided_convolution():
+    """One head, all channels mixed: keys and values as JAX's own convolution pools them."""
+    query, key, value = draw(queries=5, keys=9, heads=1, kv_heads=1)
+    random = np.random.default_rng(1)
+    kernels = [random.standard_normal((4, 1, size, size)).astype(np.float32) for size in (3, 5)]
+    output = jax.jit(
+        lambda *arrays: compressed_attention(
+            *arrays[:3], stride=3, window_size=4, key_kernel=arrays[3], value_kernel=arrays[4]
+        )
+    )(query, key, value, *kernels)
+
+    def convolve(array, kernel):
+        return jax.lax.conv_general_dilated(
+            array[:, :, 0], kernel[:, 0], (3,), [(0, 1)], dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    slots, contents = convolve(key, kernels[0]), convolve(value, kernels[1])
+    assert slots.shape[1] == 3
+    weights = jax.nn.softmax(jnp.einsum("bth,bch->btc", query[:, :, 0], slots) / jnp.sqrt(3.0))
+    np.testing.assert_allclose(output[:, :, 0], weights @ contents, atol=1e-5)
+
+
+def test_compressed_by_counting():
+    """Zero logits and stride 3: query 7 sees the means 1 and 4 of two windows, then tokens 6 and 7 as they are."""
+    zeros = jnp.zeros((1, 8, 1, 1))
+    value = jnp.arange(8.0).reshape(1, 8, 1, 1)
+    attend = jax.jit(compressed_attention, static_argnames=("stride", "recent", "causal"))
+    output = attend(zeros, zeros, value, stride=3, causal=True).ravel()
+    # Query 5 ends a window, which it does not see as a slot yet; query 2 sees tokens alone.
+    np.testing.assert_allclose(output[jnp.asarray([2, 5, 7])], [1.0, (1 + 3 + 4 + 5) / 4, (1 + 4 + 6 + 7) / 4])
+    weights = compressed_attention_weights(zeros, zeros, stride=3, causal=True)[0, 0, 7]
+    np.testing.assert_allclose(weights, np.asarray([1, 1, 1, 1, 1, 1, 3, 3]) / 12, rtol=1e-6)
+    output = attend(zeros, zeros, value, stride=3, causal=True, recent=False).ravel()
+    np.testing.assert_allclose(output, [0, 0, 1, 1, 1, 2.5, 2.5, 2.5])
+
+
+def test_compressed_prompts_in_chunks_equal_the_full_pass(monkeypatch):
+    """A prompt longer than a chunk, left-padded by two and with a hole, then single tokens; every kind of kernel."""
+    monkeypatch.setattr(compressed_cache, "CHUNK", 4)
+    query, key, value = draw(queries=13, keys=13, heads=4)
+    random = np.random.default_rng(1)
+    key_kernel = random.standard_normal((3, 2, 3, 3)).astype(np.float32)
+    options = {"stride": 2, "window_size": 3}
+    mask = np.ones((2, 13), bool)
+    mask[1, :2] = mask[:, 6] = False
+    positions = np.maximum(np.arange(13)[None] - np.asarray([[0], [2]]), 0).astype(np.int32)
+    cache = init_compressed_cache(2, 13, 2, 3, value_dim=5, **options)
+    cache = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), cache)
+
+    @jax.jit
+    def step(cache, query, key, value, positions, mask):
+        given = {"positions": positions, "key_mask": mask, "layer": 1, "key_kernel": key_kernel, **options}
+        return compressed_step(cache, query, key, value, **given)
+
+    outputs, stop = [], 0
+    for length in (11, 1, 1):
+        start, stop = stop, stop + length
+        output, cache = step(cache, *(array[:, start:stop] for array in (query, key, value, positions, mask)))
+        outputs.append(output)
+    decoded = jnp.concatenate(outputs, 1)
+    assert cache.index.tolist() == [0, 13]
+    assert not cache.slot_count[0].any()
+    full = jax.jit(
+        lambda *arrays: compressed_attention(
+            *arrays[:3], causal=True, key_mask=arrays[3], key_kernel=key_kernel, **options
+        )
+    )
+    for row, start in enumerate((0, 2)):
+        alone = [array[row : row + 1, start:] for array in (query, key, value, mask)]
+        np.testing.assert_allclose(decoded[row : row + 1, start:], full(*alone), atol=1e-5)
+
+
+def test_compressed_refuses_what_does_not_fit():
+    query, key, value = draw(queries=4, keys=4)
+    with pytest.raises(ValueError, match="stride is 0"):
+        compressed_attention(query, key, value, stride=0)
+    with pytest.raises(ValueError, match="windows shorter than the stride 3 would skip tokens"):
+        compressed_attention(query, key, value, stride=3, window_size=2)
+    with pytest.raises(ValueError, match=r"key_kernel has shape \(2,\)"):
+        compressed_attention(query, key, value, stride=3, key_kernel=np.ones(2, np.float32))
+    with pytest.raises(ValueError, match="no one matrix"):
+        compressed_attention_weights(query, key, stride=3, value_kernel=np.ones((3, 5), np.float32))
+    with pytest.raises(ValueError, match="4 queries over 3 keys"):
+        compressed_attention(query, key[:, :3], value[:, :3], stride=3, causal=True)
+    cache = init_compressed_cache(2, 3, 2, 3, stride=3, value_dim=5)
+    with pytest.raises(ValueError, match="4 tokens do not fit"):
+        compressed_step(cache, query, key, value, stride=3)
+    with pytest.raises(ValueError, match="recent tokens"):
+        compressed_step(cache, query, key, value, stride=2)
