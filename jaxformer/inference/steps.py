@@ -84,14 +84,16 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
     if not changes:
         return model, variables
     arranged = model.clone(config=dataclasses.replace(model.config, **changes))
-    return arranged, {**variables, "params": _arrange(tuple(changes), variables["params"])}
+    return arranged, _arrange(tuple(changes), len(model.config.attentions), variables)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _arrange(changes: tuple[str, ...], params: Any) -> Any:
-    """Parameters of a model in which the named fields have been made False."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _arrange(changes: tuple[str, ...], period: int, variables: Any) -> Any:
+    """Variables of a model in which the named fields have been made False."""
     if "scan_layers" in changes:
-        params = unstack_layers(params)
+        variables = {name: unstack_layers(tree, period) for name, tree in variables.items()}
     if "tie_embeddings" in changes:
-        params = {**params, "output_head": {"kernel": params["token_embedding"]["embedding"].T}}
-    return params
+        params = variables["params"]
+        head = {"kernel": params["token_embedding"]["embedding"].T}
+        variables = {**variables, "params": {**params, "output_head": head}}
+    return variables

@@ -1,6 +1,7 @@
 """Flax Linen modules: parameters and wiring; the formulas live in ``functional`` and ``attention``."""
 
 from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
+from jaxformer.layers.attention_arguments import ATTENTION_ARGUMENTS, AttentionArguments, argument_defaults
 from jaxformer.layers.embeddings import (
     LearnedPositionEmbedding,
     RelativePositionBias,
@@ -13,6 +14,8 @@ from jaxformer.layers.projection import Projection, project
 
 __all__ = [
     "ACTIVATIONS",
+    "ATTENTION_ARGUMENTS",
+    "AttentionArguments",
     "AttentionOutput",
     "FeedForward",
     "LayerNorm",
@@ -23,6 +26,7 @@ __all__ = [
     "RelativePositionBias",
     "SinusoidalPositionEmbedding",
     "TokenEmbedding",
+    "argument_defaults",
     "check_heads",
     "project",
     "project_memory",

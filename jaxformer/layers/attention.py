@@ -1,6 +1,8 @@
 """Multi-head attention: projections, rotary positions and caches around any attention function."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import ATTENTION, AttentionKind
 from jaxformer.functional import apply_rotary
+from jaxformer.layers.attention_arguments import ATTENTION_ARGUMENTS, argument_defaults
 from jaxformer.layers.projection import Projection, project
 
 
@@ -19,11 +22,13 @@ class AttentionOutput(NamedTuple):
       output: [B, T, embed_dim].
       cache: the updated cache, or None without one.
       weights: [B, N, T, S] before dropout when asked for, else None.
+      losses: auxiliary losses by name, scalars; most kinds have none.
     """
 
     output: Array
     cache: Any = None
     weights: Array | None = None
+    losses: Mapping[str, Array] = MappingProxyType({})
 
 
 class MultiHeadAttention(nn.Module):
@@ -38,12 +43,16 @@ class MultiHeadAttention(nn.Module):
       head_dim: width of a head (None = embed_dim / num_heads, which must divide).
       attention: an ``AttentionKind`` of the catalogue, or any function (query [B, T, N, H], key [B, S, K, H],
         value [B, S, K, H]) -> [B, T, N, H] (which then can't decode with a cache). What else this layer is given
-        (``causal=True``, ``key_mask``, …) is passed on by ``dense_attention``'s names, only when set.
-      attention_args: further keyword arguments of the function as (name, value) pairs, hashable.
+        (``causal=True``, ``key_mask``, …) is passed on by ``dense_attention``'s names, only when set. A kind that
+        takes no positions counts tokens by their place in the row; one that shares query and key has no key
+        projection.
+      attention_args: further keyword arguments of the function, and of the module that makes the arrays it needs
+        (``jaxformer.layers.ATTENTION_ARGUMENTS``), as (name, value) pairs, hashable.
       scale: factor on the logits (None = the function's own, 1/sqrt(head_dim)).
       rotary_base: wavelength base of rotary positions; None = no rotation.
       dropout_rate: dropout of attention weights, fraction in [0, 1).
       use_bias: whether projections have biases.
+      max_length: longest sequence in tokens, for kinds whose arrays have one entry a position.
       dtype: dtype of the computation.
       param_dtype: dtype of the parameters.
       kernel_init: initialiser of the query, key and value kernels [embed_dim, heads * head_dim].
@@ -51,7 +60,8 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
       ValueError: num_heads < 1, num_heads not divisible by num_kv_heads, embed_dim not divisible by num_heads while
-        head_dim is None, or a cache or weights asked of a function that has none.
+        head_dim is None, a cache or weights asked of a function that has none, or an argument given that the kind
+        does not take.
     """
 
     num_heads: int
@@ -63,6 +73,7 @@ class MultiHeadAttention(nn.Module):
     rotary_base: float | None = None
     dropout_rate: float = 0.0
     use_bias: bool = True
+    max_length: int | None = None
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
     kernel_init: Callable = nn.initializers.normal(0.02)
@@ -110,50 +121,50 @@ class MultiHeadAttention(nn.Module):
           ``AttentionOutput``: ``output`` [B, T, embed_dim], and ``cache`` and ``weights`` where asked for.
         """
         heads, kv_heads, head_dim = self._sizes(x.shape[-1])
-        query_projection = self._projection("query", x.shape[-1], heads * head_dim)
+        shared = isinstance(self.attention, AttentionKind) and self.attention.shared_query_key
+        if shared and memory is not None:
+            raise ValueError(f"attention={self.attention.name!r} shares query and key: it can't attend to memory")
+        query = _split_heads(
+            project(x, *self._projection("query", x.shape[-1], heads * head_dim), dtype=self.dtype), heads
+        )
         if isinstance(memory, tuple):
-            query = _split_heads(project(x, *query_projection, dtype=self.dtype), heads)
             key, value = memory
         else:
             source = x if memory is None else memory
-            key_projection = self._projection("key", source.shape[-1], kv_heads * head_dim)
-            value_projection = self._projection("value", source.shape[-1], kv_heads * head_dim)
-            query = _split_heads(project(x, *query_projection, dtype=self.dtype), heads)
-            key = _split_heads(project(source, *key_projection, dtype=self.dtype), kv_heads)
-            value = _split_heads(project(source, *value_projection, dtype=self.dtype), kv_heads)
+            names = ("value",) if shared else ("key", "value")
+            projections = [self._projection(name, source.shape[-1], kv_heads * head_dim) for name in names]
+            key, value = (
+                _split_heads(project(source, *arrays, dtype=self.dtype), kv_heads)
+                for arrays in (projections[0], projections[-1])
+            )
         if memory is None:
             key_positions, key_segments = query_positions, query_segments
             query, key = self._rotate(query, query_positions), self._rotate(key, key_positions)
-        shared = {"bias": bias, "scale": self.scale}
+        tensors = (query,) if shared else (query, key)
+        arrays, losses = self._arrays(x, query, query if shared else key, key_mask, causal, deterministic)
+        given = {"bias": bias, "scale": self.scale, "key_mask": key_mask}
         if cache is not None:
             if mask is not None or return_weights:
                 raise ValueError("mask and return_weights can't be given with a cache")
-            given = {
-                **shared,
-                "positions": query_positions,
-                "segments": query_segments,
-                "key_mask": key_mask,
-                "layer": layer,
-            }
-            attended, cache = self._kind("cache").step(cache, query, key, value, **_set(given))
+            given |= {"positions": query_positions, "segments": query_segments, "layer": layer}
+            step = self._kind("cache").step
+            accepted = self._accepted(step, given)
+            attended, cache = step(cache, *tensors, value, **accepted, **self._args(step), **arrays)
             weights = None
         else:
-            given = {
-                **shared,
-                "key_mask": key_mask,
+            given |= {
                 "query_positions": query_positions,
                 "key_positions": key_positions,
                 "query_segments": query_segments,
                 "key_segments": key_segments,
                 "mask": mask,
                 "causal": causal,
-                **dict(self.attention_args),
             }
-            attended = self._attend(query, key, value, given, deterministic)
-            weights = self._weights(query, key, given) if return_weights else None
+            attended = self._attend(tensors, value, given, arrays, deterministic)
+            weights = self._weights(tensors, given, arrays) if return_weights else None
         out = self._projection("out", heads * head_dim, x.shape[-1], self.out_kernel_init)
         merged = attended.reshape(*attended.shape[:2], heads * head_dim)
-        return AttentionOutput(project(merged, *out, dtype=self.dtype), cache, weights)
+        return AttentionOutput(project(merged, *out, dtype=self.dtype), cache, weights, losses)
 
     def _sizes(self, embed_dim: int) -> tuple[int, int, int]:
         """Query heads, key/value heads and head width, checked."""
@@ -181,17 +192,71 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"attention={kind.name!r} can't decode with a cache")
         return kind
 
-    def _attend(self, query: Array, key: Array, value: Array, given: dict, deterministic: bool) -> Array:
+    def _arrays(
+        self, x: Array, query: Array, key: Array, key_mask: Array | None, causal: bool, deterministic: bool
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The arrays that the kind needs beside query, key and value, and auxiliary losses."""
+        maker = ATTENTION_ARGUMENTS.get(self.attention.name) if isinstance(self.attention, AttentionKind) else None
+        if maker is None:
+            return {}, {}
+        own = argument_defaults(self.attention.name)
+        module = maker(
+            num_heads=query.shape[2],
+            num_kv_heads=key.shape[2],
+            head_dim=query.shape[3],
+            max_length=self.max_length,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            kernel_init=self.kernel_init,
+            **{name: value for name, value in self.attention_args if name in own},
+            name="arguments",
+        )
+        return module(x, query, key, key_mask=key_mask, causal=causal, deterministic=deterministic)
+
+    def _args(self, function: Callable, *, every: bool = False) -> dict[str, Any]:
+        """The further arguments that the function takes; with ``every``, also those that nothing takes."""
+        own = argument_defaults(self.attention.name) if isinstance(self.attention, AttentionKind) else {}
+        known = _names(function)
+        return {
+            name: value
+            for name, value in {**own, **dict(self.attention_args)}.items()
+            if name in known or (every and name not in own)
+        }
+
+    def _accepted(self, function: Callable, given: dict[str, Any]) -> dict[str, Any]:
+        """What is set of the arguments; refused where the function does not take it, but for the places of tokens.
+
+        Raises:
+          ValueError: an argument that is set and that the function does not take.
+        """
+        known = _names(function)
+        accepted = {}
+        for name, value in given.items():
+            if value is None or value is False:
+                continue
+            if name in known:
+                accepted[name] = value
+            elif name not in ("query_positions", "key_positions"):
+                described = self.attention.name if isinstance(self.attention, AttentionKind) else self.attention
+                raise ValueError(f"attention={described!r} does not take {name}")
+        return accepted
+
+    def _attend(
+        self, tensors: tuple[Array, ...], value: Array, given: dict, arrays: dict, deterministic: bool
+    ) -> Array:
         function = self.attention.function if isinstance(self.attention, AttentionKind) else self.attention
         if self.dropout_rate and not deterministic:
             given = {**given, "dropout_rate": self.dropout_rate, "rng": self.make_rng("dropout")}
-        return function(query, key, value, **_set(given))
+        accepted = self._accepted(function, given)
+        return function(*tensors, value, **accepted, **self._args(function, every=True), **arrays)
 
-    def _weights(self, query: Array, key: Array, given: dict) -> Array:
+    def _weights(self, tensors: tuple[Array, ...], given: dict, arrays: dict) -> Array:
         kind = self._kind("weights")
         if kind.weights is None:
             raise ValueError(f"attention={kind.name!r} has no weights")
-        return kind.weights(query, key, **_set({**given, "implementation": None, "block_size": None}))
+        known = _names(kind.weights)
+        arrays = {name: array for name, array in arrays.items() if name in known}
+        return kind.weights(*tensors, **self._accepted(kind.weights, given), **self._args(kind.weights), **arrays)
 
 
 def project_memory(params: dict[str, Any], memory: Float[Array, "B S M"], num_kv_heads: int, dtype: Any):
@@ -234,6 +299,6 @@ def _split_heads(x: Float[Array, "B T F"], heads: int) -> Float[Array, "B T N H"
     return x.reshape(*x.shape[:2], heads, x.shape[-1] // heads)
 
 
-def _set(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Only the arguments that say something: an attention function need not know the optional ones."""
-    return {name: value for name, value in arguments.items() if value is not None and value is not False}
+def _names(function: Callable) -> set[str]:
+    """The names of a function's arguments."""
+    return set(inspect.signature(function).parameters)

@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from jaxformer.attention import ATTENTION
 from jaxformer.layers import FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
+from jaxformer.models.attention_choice import AttentionChoice, choose_attention
 from jaxformer.models.config import TransformerConfig
 
 
@@ -58,12 +58,14 @@ class TransformerBlock(nn.Module):
 
     Args:
       config: the model's configuration.
+      attention: the self-attention of this layer.
       causal: self-attention sees the past only.
       cross: there is a cross-attention sub-layer.
       residual_additions: residual additions of the whole stack, for the scaled initialisation.
     """
 
     config: TransformerConfig
+    attention: AttentionChoice
     causal: bool
     cross: bool = False
     residual_additions: int = 2
@@ -95,10 +97,11 @@ class TransformerBlock(nn.Module):
           The residual stream [B, T, embed_dim] and a ``BlockAux``.
         """
         weights: dict[str, Any] = {}
+        losses: dict[str, Any] = {}
 
         def self_attention(hidden: Array) -> Array:
             nonlocal cache
-            out = self._attention("attention")(
+            out = self._attention("attention", self.attention)(
                 hidden,
                 causal=self.causal,
                 key_mask=inputs.key_mask,
@@ -111,12 +114,14 @@ class TransformerBlock(nn.Module):
                 return_weights=return_weights,
             )
             cache = out.cache
+            losses.update(out.losses)
             if return_weights:
                 weights["attention"] = out.weights
             return out.output
 
         def cross_attention(hidden: Array) -> Array:
-            out = self._attention("cross_attention", rotary=False)(
+            across = choose_attention(self.config.cross_attention, ())
+            out = self._attention("cross_attention", across, rotary=False)(
                 hidden,
                 inputs.memory if memory is None else memory,
                 key_mask=inputs.memory_mask,
@@ -134,7 +139,7 @@ class TransformerBlock(nn.Module):
             x = self._residual("cross_attention", cross_attention, x, deterministic)
         feed_forward = self._feed_forward()
         x = self._residual("mlp", lambda hidden: feed_forward(hidden, deterministic=deterministic), x, deterministic)
-        return x, BlockAux(losses={}, state={}, cache=cache, weights=weights)
+        return x, BlockAux(losses=losses, state={}, cache=cache, weights=weights)
 
     def _residual(self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool) -> Array:
         """One sub-layer with its norm, dropout and residual addition."""
@@ -147,18 +152,19 @@ class TransformerBlock(nn.Module):
             return x + dropout(sublayer(norm(x)), deterministic=deterministic)
         return norm(x + dropout(sublayer(x), deterministic=deterministic))
 
-    def _attention(self, name: str, rotary: bool = True) -> MultiHeadAttention:
+    def _attention(self, name: str, choice: AttentionChoice, rotary: bool = True) -> MultiHeadAttention:
         config = self.config
         return MultiHeadAttention(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            attention=ATTENTION[config.attention],
-            attention_args=config.attention_args,
+            attention=choice.kind,
+            attention_args=choice.args,
             scale=config.attention_scale,
             rotary_base=config.rotary_base if rotary and config.positions == "rotary" else None,
             dropout_rate=config.attention_dropout_rate,
             use_bias=config.use_bias,
+            max_length=config.max_length,
             dtype=config.compute_dtype,
             param_dtype=config.parameter_dtype,
             kernel_init=make_kernel_init(config),

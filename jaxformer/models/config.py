@@ -1,9 +1,7 @@
 """The one configuration of every Transformer: frozen, hashable, checked when made."""
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxformer.attention import ATTENTION
 from jaxformer.layers import ACTIVATIONS, check_heads
+from jaxformer.models.attention_choice import AttentionChoice, check_attentions, choose_attentions, freeze
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "relative", "none")
@@ -52,8 +51,11 @@ class TransformerConfig:
       dropout_rate: dropout after embeddings and each sub-layer, fraction in [0, 1).
       attention_dropout_rate: dropout of attention weights, fraction in [0, 1).
       mlp_dropout_rate: dropout of the feed-forward hidden layer, fraction in [0, 1).
-      attention: a name of ``jaxformer.attention.ATTENTION``.
-      attention_args: its further keyword arguments (a mapping, kept as sorted pairs).
+      attention: a name of ``jaxformer.attention.ATTENTION`` or ``PATTERNS``, or a tuple of names that the layers go
+        through in turn: ("local", "local", "dense") repeats every three layers, and divides num_layers.
+      attention_args: its further keyword arguments (a mapping, kept as sorted pairs), those of its arrays among them;
+        of a tuple of names, a mapping from name to such a mapping.
+      cross_attention: the same for the attention from decoder to encoder; one name.
       attention_scale: factor on attention logits (None = 1/sqrt(head_dim)).
       mlp_chunk_size: positions of the feed-forward layer computed at a time (None = all).
       scan_layers: one compiled block scanned over stacked parameters, or an unrolled stack.
@@ -95,8 +97,9 @@ class TransformerConfig:
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
     mlp_dropout_rate: float = 0.0
-    attention: str = "dense"
+    attention: Any = "dense"
     attention_args: Any = ()
+    cross_attention: str = "dense"
     attention_scale: float | None = None
     mlp_chunk_size: int | None = None
     scan_layers: bool = True
@@ -108,16 +111,14 @@ class TransformerConfig:
     param_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Check every field and freeze ``attention_args``."""
-        if isinstance(self.attention_args, Mapping):
-            object.__setattr__(self, "attention_args", tuple(sorted(self.attention_args.items())))
+        """Check every field and freeze what says which attention."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
-        known = inspect.signature(ATTENTION[self.attention].function).parameters
-        for name, _ in self.attention_args:
-            if name not in known:
-                raise ValueError(f"attention_args has {name!r}, which attention={self.attention!r} does not know")
+        if isinstance(self.attention, list):
+            object.__setattr__(self, "attention", tuple(self.attention))
+        object.__setattr__(self, "attention_args", freeze(self.attention_args))
+        check_attentions(self)
         for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
             _check_count(name, getattr(self, name))
         for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size"):
@@ -150,6 +151,11 @@ class TransformerConfig:
         return self.mlp_dim or 4 * self.embed_dim
 
     @property
+    def attentions(self) -> tuple[AttentionChoice, ...]:
+        """The attention of each layer of the period; one where all layers have the same."""
+        return choose_attentions(self.attention, self.attention_args)
+
+    @property
     def compute_dtype(self) -> Any:
         """``dtype`` as a dtype."""
         return jnp.dtype(self.dtype)
@@ -166,7 +172,7 @@ _CHOICES = {
     "norm": NORMS,
     "norm_placement": NORM_PLACEMENTS,
     "activation": tuple(sorted(ACTIVATIONS)),
-    "attention": tuple(sorted(ATTENTION)),
+    "cross_attention": tuple(sorted(name for name, kind in ATTENTION.items() if kind.cross and not kind.arguments)),
     "remat": REMAT_POLICIES,
     "kernel_init": KERNEL_INITS,
     "dtype": DTYPES,

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.attention import ATTENTION
 from jaxformer.functional import AlibiBias, alibi_slopes
 from jaxformer.layers import (
     LearnedPositionEmbedding,
@@ -17,6 +16,7 @@ from jaxformer.layers import (
     SinusoidalPositionEmbedding,
     TokenEmbedding,
 )
+from jaxformer.models.attention_choice import AttentionChoice
 from jaxformer.models.block import BlockAux, BlockInputs, make_kernel_init, make_norm
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.stack import Stack, project_memories
@@ -40,7 +40,7 @@ class DecoderCache:
     """What decoding carries from one call to the next.
 
     Attributes:
-      layers: the attention kind's caches, stacked over depth.
+      layers: the attention's caches, stacked over depth; a tuple where the layers go through several attentions.
       index: int32 [], slots written so far (padding included).
       memory: cross-attention keys and values of every layer, or None.
       memory_mask: bool [B, S] of the encoder's output, or None.
@@ -307,11 +307,15 @@ class Transformer(nn.Module):
         config = self.config
         if config.architecture == "encoder":
             raise ValueError("architecture='encoder' has no decoder, so there is no cache to decode with")
-        kind = ATTENTION[config.attention]
-        if kind.init_cache is None:
-            raise ValueError(f"attention={config.attention!r} can't decode with a cache")
-        one = kind.init_cache(batch_size, max_length, config.kv_heads, config.width_of_head, dtype=config.compute_dtype)
-        layers = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (config.num_layers, *leaf.shape)), one)
+        sizes = (batch_size, max_length, config.kv_heads, config.width_of_head)
+        depth = config.num_layers // len(config.attentions)
+
+        def stacked(choice: AttentionChoice) -> Any:
+            one = choice.init_cache(*sizes, dtype=config.compute_dtype)
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (depth, *leaf.shape)), one)
+
+        caches = tuple(stacked(choice) for choice in config.attentions)
+        layers = caches if len(caches) > 1 else caches[0]
         return DecoderCache(layers=layers, index=jnp.zeros((), jnp.int32))
 
     def start(

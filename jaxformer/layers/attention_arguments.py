@@ -1,0 +1,71 @@
+"""The arrays that kinds of attention need beside query, key and value: parameters, random structure and running state.
+
+What is learned is a parameter; what is drawn once or follows the data (rotations, features, centroids) is a variable of
+the collection "state": saved with a run, changed in training only, the same in evaluation, recomputation and decoding.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Arrays = tuple[dict[str, Any], dict[str, Array]]
+
+
+class AttentionArguments(nn.Module):
+    """Makes the array arguments of one kind of attention; further fields are set through ``attention_args``.
+
+    Args:
+      num_heads: query heads.
+      num_kv_heads: key and value heads.
+      head_dim: width of a head.
+      max_length: longest sequence in tokens, or None where it is not known.
+      dtype: dtype of the computation.
+      param_dtype: dtype of the parameters.
+      kernel_init: initialiser of projections.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_length: int | None = None
+    dtype: Any = jnp.float32
+    param_dtype: Any = jnp.float32
+    kernel_init: Callable = nn.initializers.normal(0.02)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        *,
+        key_mask: Bool[Array, "#B S"] | None,
+        causal: bool,
+        deterministic: bool,
+    ) -> Arrays:
+        """The arrays by argument name, and auxiliary losses by name.
+
+        Args:
+          x: the layer's input.
+          query: projected queries (or shared queries and keys).
+          key: projected keys.
+          key_mask: True = the key exists.
+          causal: whether the attention is causal.
+          deterministic: False in training, where state may change.
+        """
+        raise ValueError(f"{type(self).__name__} makes no arrays")
+
+
+ATTENTION_ARGUMENTS: dict[str, type[AttentionArguments]] = {}
+
+
+def argument_defaults(kind: str) -> dict[str, Any]:
+    """What ``attention_args`` may set of the module of a kind, with its defaults; nothing where it needs no arrays."""
+    if kind not in ATTENTION_ARGUMENTS:
+        return {}
+    common = {field.name for field in dataclasses.fields(AttentionArguments)}
+    fields = dataclasses.fields(ATTENTION_ARGUMENTS[kind])
+    return {field.name: field.default for field in fields if field.name not in common}
