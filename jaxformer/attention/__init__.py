@@ -2,7 +2,6 @@
 
 from jaxformer.attention.bucket_cache import BucketCache
 from jaxformer.attention.cache import KeyValueCache, dense_step, init_cache
-from jaxformer.attention.catalogue import ATTENTION
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
 from jaxformer.attention.compressed_cache import CompressedCache, compressed_step, init_compressed_cache
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
@@ -21,6 +20,8 @@ from jaxformer.attention.performer import (
     performer_step,
 )
 from jaxformer.attention.random_features import draw_features
+
+from jaxformer.attention.catalogue import ATTENTION
 
 __all__ = [
     "ATTENTION",
