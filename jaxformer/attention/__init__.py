@@ -1,7 +1,9 @@
 """The catalogue of attentions: pure functions on arrays. Needs JAX alone."""
 
+from jaxformer.attention import patterns
 from jaxformer.attention.bucket_cache import BucketCache
 from jaxformer.attention.cache import KeyValueCache, dense_step, init_cache
+from jaxformer.attention.catalogue import ATTENTION
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
 from jaxformer.attention.compressed_cache import CompressedCache, compressed_step, init_compressed_cache
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
@@ -9,6 +11,8 @@ from jaxformer.attention.kinds import AttentionKind
 from jaxformer.attention.linear import linear_attention, linear_attention_weights
 from jaxformer.attention.linear_cache import LinearCache, init_linear_cache, linear_step
 from jaxformer.attention.linformer import linformer_attention, linformer_attention_weights
+from jaxformer.attention.local import local_attention, local_attention_weights
+from jaxformer.attention.longformer import longformer_attention, longformer_attention_weights
 from jaxformer.attention.lsh import lsh_attention, lsh_attention_weights
 from jaxformer.attention.lsh_buckets import draw_rotations, lsh_buckets
 from jaxformer.attention.lsh_cache import init_lsh_cache, lsh_step
@@ -20,8 +24,18 @@ from jaxformer.attention.performer import (
     performer_step,
 )
 from jaxformer.attention.random_features import draw_features
-
-from jaxformer.attention.catalogue import ATTENTION
+from jaxformer.attention.routing import routing_attention, routing_attention_weights
+from jaxformer.attention.routing_cache import init_routing_cache, routing_step
+from jaxformer.attention.routing_clusters import routing_update
+from jaxformer.attention.shared_query_key import (
+    shared_query_key_attention,
+    shared_query_key_attention_weights,
+    shared_query_key_step,
+)
+from jaxformer.attention.sinkhorn import sinkhorn_attention, sinkhorn_attention_weights
+from jaxformer.attention.sinkhorn_scores import block_summaries, sinkhorn
+from jaxformer.attention.sparse import sparse_attention, sparse_attention_weights
+from jaxformer.attention.sparse_cache import SparseCache, init_local_cache, init_sparse_cache, local_step, sparse_step
 
 __all__ = [
     "ATTENTION",
@@ -32,6 +46,8 @@ __all__ = [
     "KeyValueCache",
     "LinearCache",
     "PatternKind",
+    "SparseCache",
+    "block_summaries",
     "compressed_attention",
     "compressed_attention_weights",
     "compressed_step",
@@ -43,18 +59,40 @@ __all__ = [
     "init_cache",
     "init_compressed_cache",
     "init_linear_cache",
+    "init_local_cache",
     "init_lsh_cache",
     "init_performer_cache",
+    "init_routing_cache",
+    "init_sparse_cache",
     "linear_attention",
     "linear_attention_weights",
     "linear_step",
     "linformer_attention",
     "linformer_attention_weights",
+    "local_attention",
+    "local_attention_weights",
+    "local_step",
+    "longformer_attention",
+    "longformer_attention_weights",
     "lsh_attention",
     "lsh_attention_weights",
     "lsh_buckets",
     "lsh_step",
+    "patterns",
     "performer_attention",
     "performer_attention_weights",
     "performer_step",
+    "routing_attention",
+    "routing_attention_weights",
+    "routing_step",
+    "routing_update",
+    "shared_query_key_attention",
+    "shared_query_key_attention_weights",
+    "shared_query_key_step",
+    "sinkhorn",
+    "sinkhorn_attention",
+    "sinkhorn_attention_weights",
+    "sparse_attention",
+    "sparse_attention_weights",
+    "sparse_step",
 ]

@@ -8,6 +8,8 @@ from jaxformer.attention.kinds import AttentionKind
 from jaxformer.attention.linear import linear_attention, linear_attention_weights
 from jaxformer.attention.linear_cache import init_linear_cache, linear_step
 from jaxformer.attention.linformer import linformer_attention, linformer_attention_weights
+from jaxformer.attention.local import local_attention, local_attention_weights
+from jaxformer.attention.longformer import longformer_attention, longformer_attention_weights
 from jaxformer.attention.lsh import lsh_attention, lsh_attention_weights
 from jaxformer.attention.lsh_cache import init_lsh_cache, lsh_step
 from jaxformer.attention.performer import (
@@ -16,6 +18,16 @@ from jaxformer.attention.performer import (
     performer_attention_weights,
     performer_step,
 )
+from jaxformer.attention.routing import routing_attention, routing_attention_weights
+from jaxformer.attention.routing_cache import init_routing_cache, routing_step
+from jaxformer.attention.shared_query_key import (
+    shared_query_key_attention,
+    shared_query_key_attention_weights,
+    shared_query_key_step,
+)
+from jaxformer.attention.sinkhorn import sinkhorn_attention, sinkhorn_attention_weights
+from jaxformer.attention.sparse import sparse_attention, sparse_attention_weights
+from jaxformer.attention.sparse_cache import init_local_cache, init_sparse_cache, local_step, sparse_step
 
 ATTENTION: dict[str, AttentionKind] = {
     "dense": AttentionKind(
@@ -63,6 +75,17 @@ ATTENTION: dict[str, AttentionKind] = {
         paper='Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451',
         summary="each token sees tokens that hash into its bucket",
     ),
+    "routing": AttentionKind(
+        name="routing",
+        function=routing_attention,
+        weights=routing_attention_weights,
+        init_cache=init_routing_cache,
+        step=routing_step,
+        cost="O(T C + C window²) time, O(T C + C window) memory, for C clusters",
+        arguments=("centroids",),
+        paper='Roy et al. 2021, "Efficient Content-Based Sparse Attention with Routing Transformers", arXiv:2003.05997',
+        summary="each query sees the keys that are routed to its clusters",
+    ),
     "linear": AttentionKind(
         name="linear",
         function=linear_attention,
@@ -105,5 +128,72 @@ ATTENTION: dict[str, AttentionKind] = {
         scale=True,
         paper='Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:1801.10198',
         summary="each query sees pooled windows of the keys, and its newest tokens as they are",
+    ),
+    "sparse": AttentionKind(
+        name="sparse",
+        function=sparse_attention,
+        weights=sparse_attention_weights,
+        init_cache=init_sparse_cache,
+        step=sparse_step,
+        cost="O(pairs of the pattern) time, O(T) memory",
+        grouped_heads=True,
+        segments=True,
+        scale=True,
+        dropout=True,
+        paper='Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509',
+        summary="each query sees the keys that a pattern names",
+    ),
+    "local": AttentionKind(
+        name="local",
+        function=local_attention,
+        weights=local_attention_weights,
+        init_cache=init_local_cache,
+        step=local_step,
+        cost="O(T window) time, O(T) memory",
+        grouped_heads=True,
+        segments=True,
+        scale=True,
+        dropout=True,
+        packing=True,
+        paper='Beltagy et al. 2020, "Longformer: The Long-Document Transformer", arXiv:2004.05150',
+        summary="each query sees a window of neighbours",
+    ),
+    "longformer": AttentionKind(
+        name="longformer",
+        function=longformer_attention,
+        weights=longformer_attention_weights,
+        cost="O(T (window + global tokens)) time, O(T) memory",
+        grouped_heads=True,
+        segments=True,
+        scale=True,
+        dropout=True,
+        arguments=("global_query", "global_key", "global_value"),
+        paper='Beltagy et al. 2020, "Longformer: The Long-Document Transformer", arXiv:2004.05150',
+        summary="each query sees a window of neighbours and the global tokens, which see all",
+    ),
+    "sinkhorn": AttentionKind(
+        name="sinkhorn",
+        function=sinkhorn_attention,
+        weights=sinkhorn_attention_weights,
+        cost="O(T block_size + T² / block_size) time, O(T block_size + (T / block_size)²) memory",
+        causal=True,
+        grouped_heads=True,
+        scale=True,
+        arguments=("block_scores",),
+        paper='Tay et al. 2020, "Sparse Sinkhorn Attention", arXiv:2002.11296',
+        summary="each query sees its own block and one that a learned soft permutation brings to it",
+    ),
+    "shared_query_key": AttentionKind(
+        name="shared_query_key",
+        function=shared_query_key_attention,
+        weights=shared_query_key_attention_weights,
+        init_cache=init_cache,
+        step=shared_query_key_step,
+        cost="O(T²) time, O(T) memory",
+        segments=True,
+        packing=True,
+        shared_query_key=True,
+        paper='Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451',
+        summary="each token sees all others that masks allow, and itself if there is none",
     ),
 }

@@ -41,6 +41,9 @@ class Row:
         query, key, value and the drawn arrays by name (query_key in place of query and key where they are shared).
       variants: name to keyword arguments; every generic test runs with each.
       arguments: the arrays that the function needs beside the inputs, from a generator and the sizes.
+      beside: of the arrays of `arguments`, those with one entry per token, and which of query, key and value each is
+        like: tests that change, cut or repeat that one do the same to it.
+      padding_queries: tokens that key_mask hides see keys like others; if not, they give zeros.
       degenerate: keyword arguments that make the kind equal to softmax attention over all visible keys, or None.
       degenerate_arguments: likewise, arrays in place of those of `arguments`.
       sizes: changes of the sizes of a case.
@@ -56,6 +59,8 @@ class Row:
     oracle: Callable[..., tuple[Any, Any]]
     variants: dict[str, dict[str, Any]]
     arguments: Callable[[np.random.Generator, Sizes], Inputs] = lambda random, sizes: {}
+    beside: dict[str, str] = field(default_factory=dict)
+    padding_queries: bool = True
     degenerate: dict[str, Any] | None = None
     degenerate_arguments: Callable[[np.random.Generator, Sizes], Inputs] | None = None
     sizes: dict[str, int] = field(default_factory=dict)
@@ -154,7 +159,9 @@ def visible_pairs(inputs: Inputs, key_mask: Any, causal: bool) -> jax.Array:
 def softmax_over(logits: jax.Array, seen: Any) -> jax.Array:
     """Softmax over the entries that `seen` names, zeros in rows without any: written for oracles."""
     seen = jnp.broadcast_to(seen, logits.shape)
-    powers = jnp.where(seen, jnp.exp(logits - jnp.where(seen, logits, -1e300).max(-1, keepdims=True)), 0.0)
+    highest = jnp.where(seen, logits, -1e300).max(-1, keepdims=True)
+    # Where nothing is seen the difference would overflow, and its gradient be NaN.
+    powers = jnp.where(seen, jnp.exp(jnp.where(seen, logits - highest, 0.0)), 0.0)
     total = powers.sum(-1, keepdims=True)
     return powers / jnp.where(total == 0, 1.0, total)
 
@@ -186,6 +193,10 @@ def rows() -> dict[str, Row]:
     import rows_linear
     import rows_low_rank
     import rows_lsh
+    import rows_origins
+    import rows_routing
+    import rows_sinkhorn
+    import rows_sparse
 
-    modules = (rows_dense, rows_low_rank, rows_lsh, rows_linear)
+    modules = (rows_dense, rows_low_rank, rows_lsh, rows_linear, rows_sparse, rows_sinkhorn, rows_routing, rows_origins)
     return {name: row for module in modules for name, row in module.ROWS.items()}
