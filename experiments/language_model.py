@@ -8,7 +8,7 @@ sources of the interpreter that runs it: real text on every machine, with no dow
     jaxformer train --config=language_model --workdir=runs/mine --config.data.name=text --config.data.path='books/*.txt'
     jaxformer generate --workdir=runs/language_model --prompt='def main('
 
-Argument: size=small|tiny|base, attention=<a name that `jaxformer list` shows>, packing=packed|contiguous.
+Argument: size=small|tiny|base, attention=<a causal one that `jaxformer list` shows>, packing=auto|packed|contiguous.
 
 size   parameters  cost                          expected
 tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
@@ -18,8 +18,32 @@ base        86 M   days on one GPU                GPT-2 small's shape on bytes; 
 
 from ml_collections import ConfigDict
 
-from jaxformer.attention import ATTENTION
+from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.training.config import optional, parse_arg
+
+# Arguments of each attention that can be causal, at lengths of some hundreds of tokens.
+ATTENTION_ARGS: dict[str, dict[str, object]] = {
+    "dense": {},
+    "additive": {},
+    "bilinear": {},
+    "concat": {},
+    "kernel": {"kernel": "gaussian"},
+    "shared_query_key": {},
+    "local": {"window": 63},  # tokens before the token itself
+    "dilated": {"window": 15, "dilation": 4},  # neighbours, tokens between them
+    "strided": {"stride": 16},  # tokens
+    "fixed": {"stride": 16, "num_summary": 4},  # tokens of a block, those of its end that all see
+    "global_tokens": {"indices": (0, 1, 2, 3)},  # positions
+    "random_blocks": {"num": 3, "seed": 0, "block_size": 16},  # blocks a block sees, drawn by seed, tokens a block
+    "bigbird": {"block_size": 16, "num_random": 2, "seed": 0},
+    "longformer": {"window": 31, "global_indices": (0,)},  # tokens before the token itself, positions
+    "lsh": {"num_hashes": 2, "num_buckets": 16, "chunk_size": 32},  # rounds, buckets a round, tokens a chunk
+    "routing": {"num_clusters": 8, "window": 64},  # clusters, tokens a cluster
+    "sinkhorn": {"block_size": 16},  # tokens
+    "compressed": {"stride": 4},  # tokens a slot
+    "linear": {"feature_map": "elu"},
+    "performer": {"num_features": 64},
+}
 
 # What each size changes in the config below, by path.
 SIZES: dict[str, dict[str, object]] = {
@@ -62,18 +86,25 @@ SIZES: dict[str, dict[str, object]] = {
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of a size; every knob with its unit."""
-    attentions = ("dense", *sorted(set(ATTENTION) - {"dense"}))
-    chosen = parse_arg(arg, size=tuple(SIZES), attention=attentions, packing=("packed", "contiguous"))
+    chosen = parse_arg(
+        arg, size=tuple(SIZES), attention=tuple(ATTENTION_ARGS), packing=("auto", "packed", "contiguous")
+    )
+    attention, packing = chosen["attention"], chosen["packing"]
+    record = PATTERNS[attention] if attention in PATTERNS else ATTENTION[attention]
+    if packing == "auto":
+        packing = "packed" if record.packing else "contiguous"
     config = ConfigDict()
     config.seed = 0  # of parameters, dropout and data order
     config.objective = "language_model"
-    config.model = model_config(chosen["attention"])
-    config.data = data_config(chosen["packing"])
+    config.model = model_config(attention)
+    config.data = data_config(packing)
     config.loss = ConfigDict()
     config.loss.label_smoothing = 0.0  # probability spread over the vocabulary, fraction in [0, 1)
     config.loss.z_loss = 0.0  # weight of the squared log-normaliser
     config.update(training_config())
     config.update_from_flattened_dict(SIZES[chosen["size"]])
+    if attention not in PATTERNS and not ATTENTION[attention].decodes:
+        config.sample.max_new_tokens = 0  # this attention has no decoding state
     return config
 
 
@@ -100,6 +131,7 @@ def model_config(attention: str) -> ConfigDict:
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
     model.attention = attention
+    model.attention_args = ConfigDict(ATTENTION_ARGS[attention])  # of this attention
     model.scan_layers = True  # one compiled block; False = unrolled
     model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
     model.init_stddev = 0.05  # of kernels and embeddings; narrow models want more than GPT-2's 0.02
@@ -116,7 +148,7 @@ def data_config(packing: str) -> ConfigDict:
     data.field = optional(str)  # of the JSON objects, or the column
     data.tokenizer = "bytes"  # or the path of a tokenizer.json
     data.length = 256  # tokens a row
-    data.packing = packing  # packed: documents never see each other; contiguous: one stream
+    data.packing = packing  # packed: documents never see each other (not every attention can); contiguous: one stream
     data.validation_fraction = 0.05  # of documents
     data.validation_bytes = optional(int, 200_000)  # bytes of validation text at most; None = all
     data.split_seed = 0  # which documents are for validation: the same in runs of different config.seed

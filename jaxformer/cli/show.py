@@ -17,4 +17,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{title}:")
         width = max(map(len, entries), default=0)
         for name, summary in entries.items():
-            print(f"  {name:<{width}}  {summary}")
+            first, *others = summary.splitlines() or [""]
+            print(f"  {name:<{width}}  {first}")
+            for line in others:
+                print(f"  {'':<{width}}  {line}")

@@ -1,7 +1,8 @@
 """Flax Linen modules: parameters and wiring; the formulas live in ``functional`` and ``attention``."""
 
 from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
-from jaxformer.layers.attention_arguments import ATTENTION_ARGUMENTS, AttentionArguments, argument_defaults
+from jaxformer.layers.attention_arguments import AttentionArguments
+from jaxformer.layers.attention_arrays import ATTENTION_ARGUMENTS, argument_defaults
 from jaxformer.layers.embeddings import (
     LearnedPositionEmbedding,
     RelativePositionBias,

@@ -4,7 +4,6 @@ What is learned is a parameter; what is drawn once or follows the data (rotation
 the collection "state": saved with a run, changed in training only, the same in evaluation, recomputation and decoding.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -57,15 +56,3 @@ class AttentionArguments(nn.Module):
           deterministic: False in training, where state may change.
         """
         raise ValueError(f"{type(self).__name__} makes no arrays")
-
-
-ATTENTION_ARGUMENTS: dict[str, type[AttentionArguments]] = {}
-
-
-def argument_defaults(kind: str) -> dict[str, Any]:
-    """What ``attention_args`` may set of the module of a kind, with its defaults; nothing where it needs no arrays."""
-    if kind not in ATTENTION_ARGUMENTS:
-        return {}
-    common = {field.name for field in dataclasses.fields(AttentionArguments)}
-    fields = dataclasses.fields(ATTENTION_ARGUMENTS[kind])
-    return {field.name: field.default for field in fields if field.name not in common}

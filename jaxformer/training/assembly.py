@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxformer.models import MODELS
+from jaxformer.models import MODELS, Transformer
 from jaxformer.training.nearest import nearest
 from jaxformer.training.objectives import OBJECTIVES, Objective
 from jaxformer.training.optimizers import DecayReport, make_optimizer
@@ -87,11 +87,25 @@ def make_model(config: ConfigDict) -> nn.Module:
       ConfigError: unknown model name.
       ValueError: the model refuses a field.
     """
-    fields = dict(config.model)
+    fields = config.model.to_dict()
     name = fields.pop("name")
     if name not in MODELS:
         raise ConfigError(f"config.model.name is {name!r}; {nearest(name, MODELS)}")
     return MODELS[name](**fields)
+
+
+def check_packing(config: ConfigDict, model: nn.Module) -> None:
+    """Refuses packed documents where the model's attention would let them see each other.
+
+    Raises:
+      ConfigError: as said.
+    """
+    for choice in model.config.attentions if isinstance(model, Transformer) else ():
+        if config.data.packing == "packed" and not choice.packing:
+            raise ConfigError(
+                f"config.data.packing is 'packed', but attention={choice.name!r} can't keep packed documents apart; "
+                "it must be 'contiguous'"
+            )
 
 
 def make_objective(config: ConfigDict) -> Objective:
@@ -134,6 +148,7 @@ class Parts:
 def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
     """Builds model, optimizer and train step of a config with all values decided; computes nothing."""
     model, objective = make_model(config), make_objective(config)
+    check_packing(config, model)
     optimizer_arguments, schedule_arguments = dict(config.optimizer), dict(config.schedule)
     check_fields("optimizer", optimizer_arguments, make_optimizer)
     check_fields("schedule", schedule_arguments, make_schedule)

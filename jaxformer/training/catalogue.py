@@ -10,7 +10,6 @@ from jaxformer.training.config import bundled_configs
 
 def catalogue() -> dict[str, dict[str, str]]:
     """By kind of thing, each name with a line of what it is."""
-    from jaxformer.attention import ATTENTION
     from jaxformer.data import DATASETS
     from jaxformer.models import MODELS
     from jaxformer.training.objectives import OBJECTIVES
@@ -19,13 +18,27 @@ def catalogue() -> dict[str, dict[str, str]]:
 
     return {
         "experiments": {name: _first_line(_module_docstring(path)) for name, path in bundled_configs().items()},
-        "attentions": {name: kind.summary for name, kind in ATTENTION.items()},
+        "attentions": _attentions(),
         "models": _documented(MODELS),
         "datasets": _documented(DATASETS),
         "objectives": _documented(OBJECTIVES),
         "optimizers": _documented(OPTIMIZERS),
         "schedules": _documented(SCHEDULES),
     }
+
+
+def _attentions() -> dict[str, str]:
+    """Kinds and patterns: what a query sees and whose it is; whether causal, whether it decodes with a cache; cost."""
+    from jaxformer.attention import ATTENTION, PATTERNS
+
+    described = {}
+    for name, kind in [*ATTENTION.items(), *PATTERNS.items()]:
+        causal = "causal" if kind.causal else "never causal"
+        decodes = "decodes" if name in PATTERNS or ATTENTION[name].decodes else "no decoding"
+        authors, _, rest = kind.paper.partition(', "')
+        source = f"{authors}, {rest.rpartition(', ')[2]}"
+        described[name] = f"{kind.summary} ({source})\n{causal:<12}  {decodes:<11}  {kind.cost}"
+    return described
 
 
 def _documented(table: Mapping[str, Callable[..., Any]]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
+from jaxformer.models import Transformer
 from jaxformer.training.assembly import Parts, count_parameters, example_batch
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
 from jaxformer.training.checkpoints import Checkpoints
@@ -128,6 +129,11 @@ def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, par
     devices = jax.devices()
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
     progress.say(f"model: {config.model.name}, {count_parameters(parts.state.params):,} parameters")
+    if isinstance(parts.model, Transformer):
+        for choice in parts.model.config.attentions:
+            args = ", ".join(f"{name}={value}" for name, value in choice.args)
+            borders = "" if choice.packing else "; rows are cut from one stream, as it can't keep documents apart"
+            progress.say(f"attention: {choice.name}({args}){borders}")
     progress.say(f"devices: {len(devices)} × {devices[0].device_kind}{f', mesh {sizes}' if sizes else ''}")
     progress.say(parts.decay.summary())
     for line in parts.replicated:

@@ -1,0 +1,206 @@
+"""One small module a kind of attention that needs arrays: it declares them, and the function does the rest."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxformer.attention import block_summaries, draw_features, draw_rotations
+from jaxformer.layers.attention_arguments import Arrays, AttentionArguments
+from jaxformer.layers.projection import Projection
+
+STATE = "state"
+
+
+class LshArguments(AttentionArguments):
+    """Random rotations, drawn once: Kitaev et al. 2020, arXiv:2001.04451, section 2.
+
+    Args:
+      num_hashes: rounds of hashing.
+      num_buckets: buckets of a round, even; a tuple of even factors for many.
+    """
+
+    num_hashes: int = 2
+    num_buckets: Any = 16
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """The rotations."""
+        rotations = self.variable(
+            STATE,
+            "rotations",
+            lambda: draw_rotations(
+                self.make_rng("params"), self.num_hashes, self.num_buckets, self.head_dim, self.num_heads
+            ),
+        )
+        return {"rotations": rotations.value}, {}
+
+
+class PerformerArguments(AttentionArguments):
+    """Random features, drawn once or every so many training steps: Choromanski et al. 2021, arXiv:2009.14794.
+
+    Args:
+      num_features: features of a head.
+      orthogonal: orthogonal in blocks of head_dim; else independent.
+      redraw_every: training steps between draws; None = never again.
+    """
+
+    num_features: int = 128
+    orthogonal: bool = True
+    redraw_every: int | None = None
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, *, deterministic: bool, **_: Any) -> Arrays:
+        """The projection."""
+        if self.redraw_every is None:
+            projection = self.variable(STATE, "projection", lambda: self._draw(self.make_rng("params")))
+            return {"projection": projection.value}, {}
+        seed = self.variable(STATE, "seed", lambda: jax.random.key_data(self.make_rng("params")))
+        steps = self.variable(STATE, "steps", lambda: jnp.zeros((), jnp.int32))
+        # The features follow from the number of steps, so a resumed run and a recomputation draw the same.
+        rng = jax.random.fold_in(jax.random.wrap_key_data(seed.value), steps.value // self.redraw_every)
+        if not deterministic and self.is_mutable_collection(STATE) and not self.is_initializing():
+            steps.value = steps.value + 1
+        return {"projection": self._draw(rng)}, {}
+
+    def _draw(self, rng: Array) -> Array:
+        return draw_features(
+            rng, self.num_features, self.head_dim, num_kv_heads=self.num_kv_heads, orthogonal=self.orthogonal
+        )
+
+
+class LinformerArguments(AttentionArguments):
+    """Learned projections over positions: Wang et al. 2020, arXiv:2006.04768, section 4.
+
+    Args:
+      rank: slots that the positions are projected to.
+      share_heads: one projection for all heads; else one a key head.
+      share_key_value: values are projected like keys.
+    """
+
+    rank: int = 64
+    share_heads: bool = True
+    share_key_value: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """The projections, for positions below max_length."""
+        if self.max_length is None:
+            raise ValueError("max_length is None; linformer attention has one column for each position below it.")
+        heads = () if self.share_heads else (self.num_kv_heads,)
+        # A sum over the positions of independent keys keeps their variance.
+        init = nn.initializers.normal(self.max_length**-0.5)
+        names = ("key_projection",) if self.share_key_value else ("key_projection", "value_projection")
+        shape = (*heads, self.rank, self.max_length)
+        return {name: self.param(name, init, shape, self.param_dtype) for name in names}, {}
+
+
+class SinkhornArguments(AttentionArguments):
+    """The sorting network, block by block: Tay et al. 2020, arXiv:2002.11296, section 3.1.
+
+    Args:
+      block_size: tokens of a block.
+    """
+
+    block_size: int = 16
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], query: Array, key: Array, *, key_mask: Any, causal: bool, **_: Any
+    ) -> Arrays:
+        """Scores of every block for every block."""
+        if self.max_length is None:
+            raise ValueError("max_length is None; sinkhorn attention scores each block of positions below it.")
+        blocks = -(-self.max_length // self.block_size)
+        summaries = block_summaries(x, self.block_size, key_mask=key_mask, causal=causal)
+        hidden = nn.relu(self._projection("hidden", x.shape[-1], x.shape[-1])(summaries))
+        scores = self._projection("scores", x.shape[-1], self.num_heads * blocks)(hidden)
+        scores = scores.reshape(*scores.shape[:2], self.num_heads, blocks).transpose(0, 2, 1, 3)
+        return {"block_scores": scores[..., : summaries.shape[1]]}, {}
+
+    def _projection(self, name: str, inputs: int, outputs: int) -> Projection:
+        init = nn.initializers.lecun_normal()
+        return Projection(inputs, outputs, True, self.dtype, self.param_dtype, init, name=name)
+
+
+class LongformerArguments(AttentionArguments):
+    """Projections of their own for global tokens: Beltagy et al. 2020, arXiv:2004.05150, section 3.1."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"], query: Array, key: Array, **_: Any) -> Arrays:
+        """Global queries, keys and values."""
+        heads = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
+        arrays = {}
+        for name, count in heads.items():
+            width = count * self.head_dim
+            projection = Projection(
+                x.shape[-1], width, True, self.dtype, self.param_dtype, self.kernel_init, name=f"global_{name}"
+            )
+            arrays[f"global_{name}"] = projection(x).reshape(*x.shape[:2], count, self.head_dim)
+        return arrays, {}
+
+
+class SparseArguments(AttentionArguments):
+    """Learned keys and values that every query sees: Ainslie et al. 2020, arXiv:2004.08483, section 2.2.
+
+    Args:
+      num_added: how many; none by default.
+    """
+
+    num_added: int = 0
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """Keys and values, of unit variance as normalised inputs give."""
+        shape = (1, self.num_added, self.num_kv_heads, self.head_dim)
+        names = ("global_key", "global_value") if self.num_added else ()
+        init = nn.initializers.normal(1.0)
+        return {name: self.param(name, init, shape, self.param_dtype).astype(self.dtype) for name in names}, {}
+
+
+class CompressedArguments(AttentionArguments):
+    """Kernels of the strided convolution, if wanted: Liu et al. 2018, arXiv:1801.10198, section 4.2.3.
+
+    Args:
+      convolution: learned kernels, beginning as means of windows; else means.
+      window_size: tokens a kernel covers (None = the stride).
+      stride: tokens from one window to the next.
+    """
+
+    convolution: bool = False
+    stride: int = 4
+    window_size: int | None = None
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """The kernels."""
+        if not self.convolution:
+            return {}, {}
+        width = self.window_size or self.stride
+        init = nn.initializers.constant(1 / width)
+        names = ("key_kernel", "value_kernel")
+        return {name: self.param(name, init, (width, self.head_dim), self.param_dtype) for name in names}, {}
+
+
+ATTENTION_ARGUMENTS: dict[str, type[AttentionArguments]] = {
+    "compressed": CompressedArguments,
+    "linformer": LinformerArguments,
+    "longformer": LongformerArguments,
+    "lsh": LshArguments,
+    "performer": PerformerArguments,
+    "sinkhorn": SinkhornArguments,
+    "sparse": SparseArguments,
+}
+"""The module of each kind that needs arrays, or can be given some."""
+
+
+def argument_defaults(kind: str) -> dict[str, Any]:
+    """What ``attention_args`` may set of the module of a kind, with its defaults; nothing where it needs no arrays."""
+    if kind not in ATTENTION_ARGUMENTS:
+        return {}
+    common = {field.name for field in dataclasses.fields(AttentionArguments)}
+    fields = dataclasses.fields(ATTENTION_ARGUMENTS[kind])
+    return {field.name: field.default for field in fields if field.name not in common}
