@@ -23,7 +23,7 @@ from jaxformer.attention.inputs import (
     hide_missing,
     scale_query,
 )
-from jaxformer.attention.terms import make_terms
+from jaxformer.attention.terms import Bias, Terms, make_terms
 
 
 @jax.tree_util.register_dataclass
@@ -132,16 +132,40 @@ def dense_step(
     value = check_value(value, key)
     if query.shape[1] != key.shape[1]:
         raise ValueError(f"query has {query.shape[1]} tokens and key {key.shape[1]}; a step adds the same to both.")
-    batch_size, num_tokens, num_heads, head_dim = query.shape
+    cache, now = add_tokens(cache, key, value, layer, positions, segments, key_mask)
+    terms, bias = slot_terms(now, query.shape, bias)
+    query = scale_query(query, check_scale(scale, query.shape[3])).astype(now.key.dtype)
+    keys, values = now.key.swapaxes(1, 2), now.value.swapaxes(1, 2)
+    return attend(query, keys, values, bias, terms).astype(value.dtype), cache
+
+
+def add_tokens(
+    cache: KeyValueCache,
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K Hv"],
+    layer: ArrayLike | None,
+    positions: ArrayLike | None,
+    segments: ArrayLike | None,
+    key_mask: ArrayLike | None,
+) -> tuple[KeyValueCache, KeyValueCache]:
+    """The cache with T tokens in its next slots, after checking them, and the cache of the layer they went to."""
     _check_cache(cache, key, value, layer)
+    batch_size, num_tokens = key.shape[:2]
     sizes = (batch_size, num_tokens, num_tokens)
     positions, _ = check_token_numbers(positions, None, "positions", *sizes)
     segments, _ = check_token_numbers(segments, None, "segments", *sizes)
     key_mask = check_key_mask(key_mask, batch_size, num_tokens)
     cache = _write(cache, layer, key, value, positions, segments, key_mask)
-    now = _read(cache, layer)
+    return cache, _read(cache, layer)
+
+
+def slot_terms(
+    now: KeyValueCache, shape: tuple[int, ...], bias: ArrayLike | Callable | None = None
+) -> tuple[Terms, Bias]:
+    """Who of the newest tokens, queries of `shape` [B, T, N, H], sees which slot."""
+    batch_size, num_tokens, num_heads, _ = shape
     start = now.index - num_tokens
-    terms, bias = make_terms(
+    return make_terms(
         (batch_size, num_heads, num_tokens, now.mask.shape[1]),
         key_mask=now.mask,
         causal=True,
@@ -152,9 +176,6 @@ def dense_step(
         mask=None,
         bias=bias,
     )
-    query = scale_query(query, check_scale(scale, head_dim)).astype(now.key.dtype)
-    keys, values = now.key.swapaxes(1, 2), now.value.swapaxes(1, 2)
-    return attend(query, keys, values, bias, terms).astype(value.dtype), cache
 
 
 def _latest(numbers: Int[Array, "B S"], start: Int[Array, ""], num_tokens: int) -> Int[Array, "B T"]:
