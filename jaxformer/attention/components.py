@@ -15,13 +15,13 @@ Predicate = Callable[[Any, Any], Any]
 class Component:
     """Pairs of blocks of slots, a slot being a place in an order of queries or of keys.
 
-    Blocks of queries start at multiples of `query_block`; for one block of queries the blocks of keys do not overlap, so
-    no pair is met twice. What lies in a pair of blocks and is not `visible` is computed and masked.
+    Blocks of queries start at multiples of `query_block`; for one block of queries the blocks of keys do not overlap,
+    so no pair is met twice. What lies in a pair of blocks and is not `visible` is computed and masked.
 
     Attributes:
       layout: "banded" (tokens as they stand), "permuted" (all tokens, grouped) or "gathered" (some queries or keys).
-      query_order: int32 [Q], position of the query in each slot, -1 for an empty slot; no position twice. Q is a multiple
-        of query_block.
+      query_order: int32 [Q], position of the query in each slot, -1 for an empty slot; no position twice. Q is a
+        multiple of query_block.
       key_order: int32 [K], the same for keys; K is at least key_block.
       pairs: int32 [P, 2], first query slot and first key slot of each pair of blocks, sorted by both.
       full: bool [P], whether every pair of slots in the blocks counts, so that no mask is needed.

@@ -94,9 +94,22 @@ class Tokens(Pattern):
         return pieces
 
     def __repr__(self) -> str:
-        if self.rows and self.columns:
-            return f"global_tokens({self.indices})"
-        return f"global_tokens({self.indices}, rows={self.rows}, columns={self.columns})"
+        sides = "" if self.rows and self.columns else f", rows={self.rows}, columns={self.columns}"
+        return f"global_tokens({_by_runs(self.indices)}{sides})"
+
+
+def _by_runs(indices: tuple[int, ...]) -> str:
+    """The tuple as Python reads it, with ranges for four or more neighbours."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"*range({run[0]}, {run[-1] + 1})"] if len(run) > 3 else map(str, run)
+    return f"({', '.join(parts)},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +140,8 @@ class Summaries(Pattern):
         return [(_gather_keys(chosen, length, causal), self)] if len(chosen) else []
 
     def __repr__(self) -> str:
-        return f"summaries({self.stride}, {self.num_summary}, offset={self.offset})"
+        offset = f", offset={self.offset}" if self.offset else ""
+        return f"summaries({self.stride}, {self.num_summary}{offset})"
 
 
 def _gather_keys(chosen: Int[np.ndarray, "C"], length: int, causal: bool) -> Any:
