@@ -56,7 +56,7 @@ def attend(inputs, rounds, key_mask, causal, deduplicate):
     alone = ~seen.any(-1, keepdims=True) & pairs & itself
     times = 1 if deduplicate else jnp.maximum(rounds, 1)
     logits = jnp.einsum("btnh,bsnh->bnts", query, key) + jnp.log(times)
-    weights = softmax_over(jnp.where(seen | alone, logits, 0.0), seen | alone)
+    weights = softmax_over(logits, seen | alone)
     return weighted_values(weights, value), weights
 
 
@@ -109,6 +109,6 @@ ROWS = {
         decode_oracle=decode_oracle,
         arguments=draw,
         selection_leaks=True,
-        degenerate=None,
+        padding_queries=False,
     ),
 }
