@@ -4,6 +4,8 @@ from jaxformer.attention import patterns
 from jaxformer.attention.bucket_cache import BucketCache
 from jaxformer.attention.cache import KeyValueCache, dense_step, init_cache
 from jaxformer.attention.catalogue import ATTENTION
+from jaxformer.attention.clustered import clustered_attention, clustered_attention_weights
+from jaxformer.attention.clusters import draw_hash_planes
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
 from jaxformer.attention.compressed_cache import CompressedCache, compressed_step, init_compressed_cache
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
@@ -48,6 +50,8 @@ __all__ = [
     "PatternKind",
     "SparseCache",
     "block_summaries",
+    "clustered_attention",
+    "clustered_attention_weights",
     "compressed_attention",
     "compressed_attention_weights",
     "compressed_step",
@@ -55,6 +59,7 @@ __all__ = [
     "dense_attention_weights",
     "dense_step",
     "draw_features",
+    "draw_hash_planes",
     "draw_rotations",
     "init_cache",
     "init_compressed_cache",

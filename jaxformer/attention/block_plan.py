@@ -65,15 +65,16 @@ def make_plan(terms: Terms, block_size: int | None, dropout_rate: float) -> Plan
     return Plan(
         num_queries=terms.num_queries,
         num_keys=terms.num_keys,
-        query_block=_block(terms.num_queries, block_size),
-        key_block=_block(terms.num_keys, block_size),
+        query_block=even_block(terms.num_queries, block_size),
+        key_block=even_block(terms.num_keys, block_size),
         causal_start=terms.num_keys - terms.num_queries if static else None,
         mask_all=any(term is not None for term in restrictions) or (terms.causal and not static),
         dropout_rate=dropout_rate,
     )
 
 
-def _block(length: int, block_size: int | None) -> int:
+def even_block(length: int, block_size: int | None = None) -> int:
+    """Tokens per block: `block_size`, or what divides the length most evenly; at most the length."""
     if block_size is not None:
         return min(length, block_size)
     blocks = -(-length // (BLOCK_SIZE_CPU if jax.default_backend() == "cpu" else BLOCK_SIZE))

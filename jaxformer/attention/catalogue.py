@@ -1,6 +1,7 @@
 """Every kind of attention by name: the one table that configs, docs, tests and the viewer read."""
 
 from jaxformer.attention.cache import dense_step, init_cache
+from jaxformer.attention.clustered import clustered_attention, clustered_attention_weights
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
 from jaxformer.attention.compressed_cache import compressed_step, init_compressed_cache
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
@@ -195,5 +196,18 @@ ATTENTION: dict[str, AttentionKind] = {
         shared_query_key=True,
         paper='Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451',
         summary="each token sees all others that masks allow, and itself if there is none",
+    ),
+    "clustered": AttentionKind(
+        name="clustered",
+        function=clustered_attention,
+        weights=clustered_attention_weights,
+        cost="O(num_clusters (T + S) + T top_k) time, O(num_clusters (T + S)) memory",
+        causal=False,
+        cross=True,
+        grouped_heads=True,
+        scale=True,
+        arguments=("hash_planes",),
+        paper='Vyas et al. 2020, "Fast Transformers with Clustered Attention", arXiv:2007.04825',
+        summary="each query uses the weights of the mean of the queries like it",
     ),
 }

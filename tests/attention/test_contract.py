@@ -44,7 +44,7 @@ class Setting:
         self.all_keys = np.ones_like(self.key_mask)
 
     def with_tokens(self, change):
-        """The inputs with `change` applied to query, key and value (or what is shared of them) and what is like them."""
+        """The inputs with `change` applied to query, key and value (or what they share) and to what is like them."""
         alike = {name: name for name in ("query", "key", "query_key", "value")} | self.row.beside
         return {name: change(alike[name], array) if name in alike else array for name, array in self.inputs.items()}
 
