@@ -6,6 +6,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.attention.by_heads import map_heads
 from jaxformer.attention.inputs import check_key_mask, check_query_key, hide_missing
 from jaxformer.attention.unit_length import unit_length
 from jaxformer.functional import compute_dtype, first_argmax
@@ -95,12 +96,24 @@ def balanced_tokens(
     window: int,
 ) -> Int[Array, "B N C w"]:
     """The `window` real tokens nearest to each centroid in order of position; T stands for no token, at the end."""
-    scores = similarities(routing_vectors(tokens), centroids).swapaxes(2, 3)
-    if exists is not None:
-        scores = jnp.where(exists[:, None, None, :], scores, -jnp.inf)
-    length = tokens.shape[1]
-    scores, chosen = lax.top_k(scores, min(window, length))
-    return jnp.sort(jnp.where(scores > -jnp.inf, chosen.astype(jnp.int32), jnp.int32(length)), axis=-1)
+    batch_size, length, num_heads, _ = tokens.shape
+
+    def one_head(
+        tokens: Float[Array, "T H"], centroids: Float[Array, "C H"], exists: Bool[Array, "T"]
+    ) -> Int[Array, "C w"]:
+        scores = similarities(routing_vectors(tokens)[None, :, None], centroids[None])[0, 0].T
+        scores = jnp.where(exists[None], scores, jnp.full((), -jnp.inf, scores.dtype))
+        scores, chosen = lax.top_k(scores, min(window, length))
+        return jnp.sort(jnp.where(scores > -jnp.inf, chosen.astype(jnp.int32), jnp.int32(length)), axis=-1)
+
+    exists = jnp.ones((1, length), bool) if exists is None else exists
+    arrays = (
+        jnp.moveaxis(lax.stop_gradient(tokens), 2, 0),
+        jnp.broadcast_to(lax.stop_gradient(centroids)[:, None], (num_heads, batch_size, *centroids.shape[1:])),
+        jnp.broadcast_to(exists[None], (num_heads, batch_size, length)),
+    )
+    chosen = map_heads(one_head, arrays, batch_size, num_heads, length * centroids.shape[1])
+    return jnp.moveaxis(chosen, 1, 0)
 
 
 def check_self(query: ArrayLike, key: ArrayLike) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N H"]]:
