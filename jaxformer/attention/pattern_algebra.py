@@ -8,20 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from jaxformer.attention.components import Component
-from jaxformer.attention.pattern_layout import Layout, Spans, lay_out
-
-Bounds = tuple[Bool[np.ndarray, "P"], Bool[np.ndarray, "P"]]
-# A layout and the pairs that it covers.
-Piece = tuple[Layout, "Pattern"]
-# Entries that are looked at together when pairs are counted.
-COUNTED_AT_ONCE = 2**22
+from jaxformer.attention.pattern_compile import Piece, compile_pieces, count_component, count_diagonals, count_executed
+from jaxformer.attention.pattern_layout import lay_out
+from jaxformer.attention.pattern_spans import Bounds, Spans
 
 
 class Pattern(ABC):
-    """Who sees whom, as a set of pairs of positions; `|` and `&` join and intersect, and equal sets of parts are equal.
+    """Who sees whom, as a set of pairs of positions: `|` joins, `&` intersects, `~` is all other pairs.
 
     Nothing depends on the length of a sequence: a longer one only has more pairs.
     """
@@ -47,6 +43,9 @@ class Pattern(ABC):
 
     def __and__(self, other: "Pattern") -> "Pattern":
         return intersect(self, other) if isinstance(other, Pattern) else NotImplemented
+
+    def __invert__(self) -> "Pattern":
+        return Complement(self)
 
     def visible(self, query_positions: Any, key_positions: Any) -> Any:
         """Which query position sees which key position.
@@ -223,7 +222,7 @@ class Intersection(Pattern):
             if part != CAUSAL:
                 others = [other for other in self.parts if other is not part]
                 choices.append([(layout, intersect(region, *others)) for layout, region in part.pieces(length, causal)])
-        return min(choices, key=_executed)
+        return min(choices, key=count_executed)
 
     def __repr__(self) -> str:
         return " & ".join(f"({part})" if isinstance(part, Union) else repr(part) for part in self.parts)
@@ -231,7 +230,7 @@ class Intersection(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Complement(Pattern):
-    """All other pairs: only ever a restriction of what is computed, so it has no pieces."""
+    """All other pairs."""
 
     part: Pattern
     rank = 8
@@ -251,8 +250,11 @@ class Complement(Pattern):
         return ~must, ~may
 
     def pieces(self, length: int, causal: bool) -> list[Piece]:
-        """None."""
-        raise NotImplementedError
+        """Blocks of all tokens, less those where the part is full."""
+        return [(layout, self) for layout, _ in EVERYTHING.pieces(length, causal)]
+
+    def __invert__(self) -> Pattern:
+        return self.part
 
     def __repr__(self) -> str:
         return f"~({self.part!r})"
@@ -294,102 +296,17 @@ def _meet(left: Band, right: Band) -> Band:
     )
 
 
-def _spans(layout: Layout) -> tuple[Spans, Spans]:
-    return (
-        Spans(layout.query_order, layout.pairs[:, 0], layout.query_block),
-        Spans(layout.key_order, layout.pairs[:, 1], layout.key_block),
-    )
-
-
-def _may_see(region: Pattern, query: Spans, key: Spans) -> Bool[np.ndarray, "P"]:
-    return region.bounds(query, key)[0] & query.some & key.some
-
-
-def _executed(pieces: list[Piece]) -> int:
-    return sum(int(_may_see(region, *_spans(layout)).sum()) * layout.area for layout, region in pieces)
-
-
 @functools.lru_cache(maxsize=128)
 def _compile(pattern: Pattern, length: int, causal: bool) -> tuple[Component, ...]:
     if length < 0:
         raise ValueError(f"length is {length}; it must be at least 0 tokens.")
-    components: list[Component] = []
-    done: list[Pattern] = []
-    for layout, region in pattern.pieces(length, causal) if length else ():
-        region = intersect(region, CAUSAL) if causal else region
-        query, key = _spans(layout)
-        may = _may_see(region, query, key)
-        met = [earlier for earlier in done if (may & earlier.bounds(query, key)[0]).any()]
-        done.append(region)
-        if met:
-            region = intersect(region, Complement(unite(*met)))
-            may = _may_see(region, query, key)
-        if may.any():
-            full = region.bounds(query, key)[1] & query.whole & key.whole
-            components.append(_component(layout, may, full, region))
-    return tuple(components)
-
-
-def _component(layout: Layout, kept: Bool[np.ndarray, "P"], full: Bool[np.ndarray, "P"], region: Pattern) -> Component:
-    arrays = (layout.query_order, layout.key_order, layout.pairs[kept], full[kept])
-    for array in arrays:
-        array.setflags(write=False)
-    return Component(layout.name, *arrays, layout.query_block, layout.key_block, region.visible)
+    pieces = pattern.pieces(length, causal) if length else []
+    return compile_pieces([(layout, intersect(region, CAUSAL) if causal else region) for layout, region in pieces])
 
 
 @functools.lru_cache(maxsize=1024)
 def _count(pattern: Pattern, length: int, causal: bool) -> int:
     whole = intersect(pattern, CAUSAL) if causal else pattern
     if whole.shift_invariant:
-        return _count_diagonals(whole, length)
-    count = 0
-    for component in pattern.components(length, causal):
-        region = _region(component)
-        count += _count_diagonals(region, length) if region.shift_invariant else _count_blocks(component, region)
-    return count
-
-
-def _region(component: Component) -> Pattern:
-    return component.visible.__self__  # type: ignore[attr-defined]
-
-
-def _count_diagonals(pattern: Pattern, length: int) -> int:
-    """Each distance that is seen is seen once in every row where it fits."""
-    distances = np.arange(1 - length, length)
-    seen = np.asarray(pattern.visible(distances + length, np.full(distances.shape, length)))
-    return int((length - np.abs(distances[seen])).sum())
-
-
-def _count_blocks(component: Component, region: Pattern) -> int:
-    """Blocks that are neither empty nor full are quartered until they are small."""
-    count, pairs, query_block, key_block = 0, component.pairs, component.query_block, component.key_block
-    while len(pairs):
-        query = Spans(component.query_order, pairs[:, 0], query_block)
-        key = Spans(component.key_order, pairs[:, 1], key_block)
-        may, must = region.bounds(query, key)
-        full = must & query.whole & key.whole
-        count += int(full.sum()) * query_block * key_block
-        pairs = pairs[may & query.some & key.some & ~full]
-        query_parts, key_parts = _parts(query_block), _parts(key_block)
-        if query_parts == key_parts == 1:
-            return count + _count_entries(component, pairs, query_block, key_block)
-        query_block, key_block = query_block // query_parts, key_block // key_parts
-        steps = np.indices((query_parts, key_parts)).reshape(2, -1).T * (query_block, key_block)
-        pairs = (pairs[:, None] + steps).reshape(-1, 2)
-    return count
-
-
-def _parts(size: int) -> int:
-    return 2 if size % 2 == 0 and size > 16 else 1
-
-
-def _count_entries(component: Component, pairs: Int[np.ndarray, "P 2"], query_block: int, key_block: int) -> int:
-    queries, keys = np.arange(query_block), np.arange(key_block)
-    together = max(1, COUNTED_AT_ONCE // (query_block * key_block))
-    count = 0
-    for start in range(0, len(pairs), together):
-        now = pairs[start : start + together]
-        query = component.query_order[now[:, :1] + queries][:, :, None]
-        key = component.key_order[now[:, 1:] + keys][:, None, :]
-        count += int((component.visible(query, key) & (query >= 0) & (key >= 0)).sum())
-    return count
+        return count_diagonals(whole, length)
+    return sum(count_component(component, length) for component in pattern.components(length, causal))

@@ -4,12 +4,12 @@ Everything here is numpy on O(length) or O(blocks) entries, never length x lengt
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 # At most so many pairs are computed for each that the pattern has, where blocks of at least 8 queries can keep it.
 MAX_WASTE = 1.98
@@ -153,28 +153,3 @@ def _groupings(*groups: np.ndarray) -> Iterator[tuple[Any, ...]]:
 def _in_blocks(groups: np.ndarray, size: int) -> np.ndarray:
     flat = groups.ravel()
     return np.pad(flat, (0, -len(flat) % size), constant_values=-1).reshape(-1, size)
-
-
-class Spans:
-    """The positions in one side's block of every pair, for tests of whole blocks at once; arrays are [P]."""
-
-    def __init__(self, order: Int[np.ndarray, "S"], starts: Int[np.ndarray, "P"], size: int) -> None:
-        unique, self._index = np.unique(starts, return_inverse=True)
-        self._positions = order[unique[:, None] + np.arange(size)]
-        self._present = self._positions >= 0
-        self.low = self._positions.min(1, where=self._present, initial=2**31 - 1)[self._index].astype(np.int64)
-        self.high = self._positions.max(1, where=self._present, initial=-1)[self._index].astype(np.int64)
-        self.whole = self._present.all(1)[self._index]
-        self.some = self._present.any(1)[self._index]
-
-    def hold(self, test: Callable[[np.ndarray], np.ndarray]) -> tuple[Bool[np.ndarray, "P"], Bool[np.ndarray, "P"]]:
-        """Whether any, and whether every position passes a test."""
-        passed = np.asarray(test(self._positions))
-        return (passed & self._present).any(1)[self._index], (passed | ~self._present).all(1)[self._index]
-
-    def common(self, number: Callable[[np.ndarray], np.ndarray]) -> Int[np.ndarray, "P"]:
-        """The non-negative number that all positions share; -1 where they differ."""
-        numbers = np.asarray(number(self._positions))
-        low = numbers.min(1, where=self._present, initial=2**31 - 1)
-        high = numbers.max(1, where=self._present, initial=-1)
-        return np.where(low == high, low, -1)[self._index]

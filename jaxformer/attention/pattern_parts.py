@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from jaxformer.attention.pattern_algebra import Bounds, Pattern, Piece
-from jaxformer.attention.pattern_layout import Spans, lay_out
+from jaxformer.attention.pattern_algebra import Pattern
+from jaxformer.attention.pattern_compile import Piece
+from jaxformer.attention.pattern_layout import Layout, lay_out
+from jaxformer.attention.pattern_spans import Bounds, Spans
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +146,7 @@ class Summaries(Pattern):
         return f"summaries({self.stride}, {self.num_summary}{offset})"
 
 
-def _gather_keys(chosen: Int[np.ndarray, "C"], length: int, causal: bool) -> Any:
+def _gather_keys(chosen: Int[np.ndarray, "C"], length: int, causal: bool) -> Layout:
     queries = np.arange(length)[None]
     stop = np.searchsorted(chosen, queries, "right") if causal else np.full(queries.shape, len(chosen))
     return lay_out("gathered", queries, chosen, np.zeros_like(stop), stop)

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.attention.pattern_algebra import Bounds, Pattern, Piece
-from jaxformer.attention.pattern_layout import Spans, make_layout, pad_groups, split_evenly
+from jaxformer.attention.pattern_algebra import Pattern
+from jaxformer.attention.pattern_compile import Piece
+from jaxformer.attention.pattern_layout import make_layout, pad_groups, split_evenly
+from jaxformer.attention.pattern_spans import Bounds, Spans
 
 # Tokens in a block of queries or keys that the engine takes at once.
 LARGEST_BLOCK = 256

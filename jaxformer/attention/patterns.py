@@ -1,8 +1,9 @@
 """Patterns of sparse attention as data: small immutable objects that say which positions see which.
 
 `(local(64) | global_tokens((0,))) & causal()` is a value: it can be compared, hashed, printed, plotted through its
-`mask(length)`, counted (`num_pairs`), and given to `sparse_attention`. `|` sees what either sees, `&` what both see.
-`& causal()` and the `causal` argument of attention mean the same. What a row sees never depends on the total length.
+`mask(length)`, counted (`num_pairs`), and given to `sparse_attention`. `|` sees what either sees, `&` what both see,
+`~` what one does not. `& causal()` and the `causal` argument of attention mean the same. What a row sees never depends
+on the total length.
 """
 
 from collections.abc import Sequence

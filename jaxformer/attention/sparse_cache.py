@@ -1,13 +1,12 @@
 """Cached decoding of sparse attention: a pattern keeps only the keys that it can still come back to."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.attention.inputs import (
     check_key_mask,
@@ -18,32 +17,11 @@ from jaxformer.attention.inputs import (
     hide_missing,
     scale_query,
 )
-from jaxformer.attention.pattern_algebra import CAUSAL, Pattern, intersect
-from jaxformer.attention.patterns import Window, local
-from jaxformer.attention.plain import plain_attention
-from jaxformer.attention.sparse_slots import Region, find_regions
+from jaxformer.attention.patterns import Pattern, Window, local
+from jaxformer.attention.slot_attention import NewTokens, Slots, advance
+from jaxformer.attention.sparse_slots import find_regions
 from jaxformer.attention.sparse_terms import check_patterns
-from jaxformer.attention.stacked import read_layer
-from jaxformer.attention.terms import Terms, static
-
-# NewTokens of a prompt that are attended from at once.
-CHUNK = 128
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Slots:
-    """Slots of the heads that share a pattern, R for each row: those of its regions, one after the other.
-
-    Attributes:
-      key: [B, K, R, H], zeros in empty slots.
-      value: [B, K, R, Hv], likewise.
-      positions: int32 [B, R], position of the token in each slot, -1 in empty ones.
-    """
-
-    key: Any
-    value: Any
-    positions: Any
+from jaxformer.attention.terms import static
 
 
 @jax.tree_util.register_dataclass
@@ -60,16 +38,6 @@ class SparseCache:
     groups: tuple[Slots, ...]
     index: Any
     max_length: int = static(1)
-
-
-class NewTokens(NamedTuple):
-    """New tokens; what does not exist holds zeros."""
-
-    query: Float[Array, "B T N H"]
-    key: Float[Array, "B T K H"]
-    value: Float[Array, "B T K Hv"]
-    positions: Int[Array, "B T"]
-    exists: Bool[Array, "B T"]
 
 
 def init_sparse_cache(
@@ -192,7 +160,7 @@ def sparse_step(
             key=tokens.key[:, :, kv_heads],
             value=tokens.value[:, :, kv_heads],
         )
-        output, slots = _advance(one, find_regions(one, cache.max_length), slots, own, layer)
+        output, slots = advance(one, find_regions(one, cache.max_length), slots, own, layer)
         outputs.append(output)
         groups.append(slots)
     output = outputs[0] if count == 1 else jnp.concatenate(outputs, 2)
@@ -292,98 +260,3 @@ def _check_cache(
             raise ValueError(
                 f"{key.shape[1]} tokens do not fit: the cache has {used} of at most {cache.max_length} (max_length)."
             )
-
-
-def _advance(
-    pattern: Pattern, regions: tuple[Region, ...], slots: Slots, tokens: NewTokens, layer: ArrayLike | None
-) -> tuple[Float[Array, "B T N Hv"], Slots]:
-    """The output for the tokens and the slots after them, by chunks of a long prompt."""
-    batch_size, num_tokens = tokens.positions.shape
-    if num_tokens == 0:
-        return jnp.zeros((*tokens.query.shape[:3], tokens.value.shape[3]), slots.value.dtype), slots
-    if num_tokens == 1:
-        slots = _write(regions, slots, tokens, layer)
-        return _attend(regions, read_layer(slots, layer), tokens), slots
-    if num_tokens <= CHUNK:
-        # Reading is finished before writing begins, which then needs no copy of all slots.
-        now, slots = lax.optimization_barrier((read_layer(slots, layer), slots))
-        output = _attend_more(pattern, regions, now, tokens)
-        return output, _write(regions, slots, tokens, layer)
-    number = -(-num_tokens // CHUNK)
-
-    def split(array: Array) -> Array:
-        array = jnp.pad(array, [(0, 0), (0, number * CHUNK - num_tokens)] + [(0, 0)] * (array.ndim - 2))
-        return array.reshape(batch_size, number, CHUNK, *array.shape[2:]).swapaxes(0, 1)
-
-    def step(slots: Slots, chunk: NewTokens) -> tuple[Slots, Array]:
-        output, slots = _advance(pattern, regions, slots, chunk, layer)
-        return slots, output
-
-    slots, outputs = lax.scan(step, slots, NewTokens(*map(split, tokens)))
-    outputs = outputs.swapaxes(0, 1)
-    return outputs.reshape(batch_size, number * CHUNK, *outputs.shape[3:])[:, :num_tokens], slots
-
-
-def _attend(regions: tuple[Region, ...], slots: Slots, tokens: NewTokens) -> Float[Array, "B T N Hv"]:
-    """Attention to the slots, in which the one new token stands already."""
-    return _softmax(tokens.query, slots.key, slots.value, _seen_slots(regions, slots, tokens.positions))
-
-
-def _attend_more(
-    pattern: Pattern, regions: tuple[Region, ...], slots: Slots, tokens: NewTokens
-) -> Float[Array, "B T N Hv"]:
-    """Attention to the slots and to the new tokens, which would take slots from each other."""
-    queries, keys = tokens.positions[:, :, None], tokens.positions[:, None, :]
-    seen = intersect(pattern, CAUSAL).visible(queries, keys) & tokens.exists[:, None, :]
-    return _softmax(
-        tokens.query,
-        jnp.concatenate([slots.key, tokens.key.swapaxes(1, 2).astype(slots.key.dtype)], 2),
-        jnp.concatenate([slots.value, tokens.value.swapaxes(1, 2).astype(slots.value.dtype)], 2),
-        jnp.concatenate([_seen_slots(regions, slots, tokens.positions), seen], 2),
-    )
-
-
-def _seen_slots(regions: tuple[Region, ...], slots: Slots, positions: Int[Array, "B T"]) -> Bool[Array, "B T R"]:
-    seen, start = [], 0
-    for region in regions:
-        stored = slots.positions[:, None, start : start + region.size]
-        seen.append(region.pattern.visible(positions[:, :, None], stored) & (stored >= 0))
-        start += region.size
-    return jnp.concatenate(seen, 2)
-
-
-def _softmax(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B K S H"],
-    value: Float[Array, "B K S Hv"],
-    seen: Bool[Array, "B T S"],
-) -> Float[Array, "B T N Hv"]:
-    terms = Terms(mask=seen[:, None], num_queries=query.shape[1], num_keys=key.shape[2])
-    return plain_attention(query.astype(key.dtype), key.swapaxes(1, 2), value.swapaxes(1, 2), None, terms, 0.0, None)
-
-
-def _write(regions: tuple[Region, ...], slots: Slots, tokens: NewTokens, layer: ArrayLike | None) -> Slots:
-    """The slots with the tokens that exist in them; of several for one slot of a ring, the last."""
-    num_slots = slots.positions.shape[-1]
-    rows = jnp.arange(len(tokens.positions), dtype=jnp.int32)[:, None]
-    lead = (rows,) if layer is None else (jnp.asarray(layer, jnp.int32).reshape(1, 1), rows)
-    start = 0
-    for region in regions:
-        slot = region.slot(tokens.positions)
-        kept = tokens.exists & (slot >= 0) & (slot < region.size)
-        if region.ring and slot.shape[1] > 1:
-            kept &= ~_comes_again(slot, tokens.exists)
-        place = jnp.where(kept, slot + start, num_slots)
-        start += region.size
-        slots = Slots(
-            slots.key.at[(*lead, slice(None), place)].set(tokens.key.astype(slots.key.dtype), mode="drop"),
-            slots.value.at[(*lead, slice(None), place)].set(tokens.value.astype(slots.value.dtype), mode="drop"),
-            slots.positions.at[(*lead, place)].set(tokens.positions, mode="drop"),
-        )
-    return slots
-
-
-def _comes_again(slot: Int[Array, "B T"], exists: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
-    number = jnp.arange(slot.shape[1], dtype=jnp.int32)
-    later = (number[None, :, None] < number[None, None, :]) & exists[:, None, :]
-    return (later & (slot[:, :, None] == slot[:, None, :])).any(-1)

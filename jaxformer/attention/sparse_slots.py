@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxformer.attention.pattern_algebra import CAUSAL, Band, Complement, Intersection, Pattern, Union, intersect, unite
+from jaxformer.attention.pattern_algebra import CAUSAL, Band, Intersection, Pattern, Union, intersect
 from jaxformer.attention.pattern_parts import BlockBand, Summaries, Tokens
 
 Positions = Int[Array, "B T"]
@@ -44,7 +44,7 @@ def find_regions(pattern: Pattern, max_length: int) -> tuple[Region, ...]:
     for number, region in enumerate(regions):
         own = intersect(region.pattern, CAUSAL)
         earlier = [other.pattern for other in regions[:number]]
-        own = intersect(own, Complement(unite(*earlier))) if earlier else own
+        own = intersect(own, *(~pattern for pattern in earlier))
         disjoint.append(replace(region, pattern=own))
     return tuple(disjoint)
 

@@ -99,6 +99,7 @@ def test_patterns_are_sets(one, two, three, length):
     a, b = one.mask(length), two.mask(length)
     np.testing.assert_array_equal((one | two).mask(length), a | b)
     np.testing.assert_array_equal((one & two).mask(length), a & b)
+    np.testing.assert_array_equal((one & ~two).mask(length), a & ~b)
     np.testing.assert_array_equal((one & causal()).mask(length), np.tril(a))
     for left, right in [
         (one | two, two | one),
@@ -109,6 +110,7 @@ def test_patterns_are_sets(one, two, three, length):
         (one & one, one),
         (one & everything(), one),
         (one | everything(), everything()),
+        (~~one, one),
         (eval(repr(one), vars(patterns).copy()), one),
     ]:
         assert left == right
