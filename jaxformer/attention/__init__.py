@@ -1,6 +1,8 @@
 """The catalogue of attentions: pure functions on arrays. Needs JAX alone."""
 
 from jaxformer.attention import patterns
+from jaxformer.attention.additive import additive_attention, additive_attention_weights, additive_step
+from jaxformer.attention.bilinear import bilinear_attention, bilinear_attention_weights, bilinear_step
 from jaxformer.attention.bucket_cache import BucketCache
 from jaxformer.attention.cache import KeyValueCache, dense_step, init_cache
 from jaxformer.attention.catalogue import ATTENTION
@@ -8,7 +10,9 @@ from jaxformer.attention.clustered import clustered_attention, clustered_attenti
 from jaxformer.attention.clusters import draw_hash_planes
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
 from jaxformer.attention.compressed_cache import CompressedCache, compressed_step, init_compressed_cache
+from jaxformer.attention.concat import concat_attention, concat_attention_weights, concat_step
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
+from jaxformer.attention.kernel import kernel_attention, kernel_attention_weights, kernel_step
 from jaxformer.attention.kinds import AttentionKind
 from jaxformer.attention.linear import linear_attention, linear_attention_weights
 from jaxformer.attention.linear_cache import LinearCache, init_linear_cache, linear_step
@@ -38,6 +42,7 @@ from jaxformer.attention.sinkhorn import sinkhorn_attention, sinkhorn_attention_
 from jaxformer.attention.sinkhorn_scores import block_summaries, sinkhorn
 from jaxformer.attention.sparse import sparse_attention, sparse_attention_weights
 from jaxformer.attention.sparse_cache import SparseCache, init_local_cache, init_sparse_cache, local_step, sparse_step
+from jaxformer.attention.spectrum import attention_spectrum, effective_rank, rank_for_share
 
 __all__ = [
     "ATTENTION",
@@ -49,18 +54,29 @@ __all__ = [
     "LinearCache",
     "PatternKind",
     "SparseCache",
+    "additive_attention",
+    "additive_attention_weights",
+    "additive_step",
+    "attention_spectrum",
+    "bilinear_attention",
+    "bilinear_attention_weights",
+    "bilinear_step",
     "block_summaries",
     "clustered_attention",
     "clustered_attention_weights",
     "compressed_attention",
     "compressed_attention_weights",
     "compressed_step",
+    "concat_attention",
+    "concat_attention_weights",
+    "concat_step",
     "dense_attention",
     "dense_attention_weights",
     "dense_step",
     "draw_features",
     "draw_hash_planes",
     "draw_rotations",
+    "effective_rank",
     "init_cache",
     "init_compressed_cache",
     "init_linear_cache",
@@ -69,6 +85,9 @@ __all__ = [
     "init_performer_cache",
     "init_routing_cache",
     "init_sparse_cache",
+    "kernel_attention",
+    "kernel_attention_weights",
+    "kernel_step",
     "linear_attention",
     "linear_attention_weights",
     "linear_step",
@@ -87,6 +106,7 @@ __all__ = [
     "performer_attention",
     "performer_attention_weights",
     "performer_step",
+    "rank_for_share",
     "routing_attention",
     "routing_attention_weights",
     "routing_step",

@@ -1,10 +1,14 @@
 """Every kind of attention by name: the one table that configs, docs, tests and the viewer read."""
 
+from jaxformer.attention.additive import additive_attention, additive_attention_weights, additive_step
+from jaxformer.attention.bilinear import bilinear_attention, bilinear_attention_weights, bilinear_step
 from jaxformer.attention.cache import dense_step, init_cache
 from jaxformer.attention.clustered import clustered_attention, clustered_attention_weights
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
 from jaxformer.attention.compressed_cache import compressed_step, init_compressed_cache
+from jaxformer.attention.concat import concat_attention, concat_attention_weights, concat_step
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
+from jaxformer.attention.kernel import kernel_attention, kernel_attention_weights, kernel_step
 from jaxformer.attention.kinds import AttentionKind
 from jaxformer.attention.linear import linear_attention, linear_attention_weights
 from jaxformer.attention.linear_cache import init_linear_cache, linear_step
@@ -209,5 +213,74 @@ ATTENTION: dict[str, AttentionKind] = {
         arguments=("hash_planes",),
         paper='Vyas et al. 2020, "Fast Transformers with Clustered Attention", arXiv:2007.04825',
         summary="each query uses the weights of the mean of the queries like it",
+    ),
+    "bilinear": AttentionKind(
+        name="bilinear",
+        function=bilinear_attention,
+        weights=bilinear_attention_weights,
+        init_cache=init_cache,
+        step=bilinear_step,
+        cost="O(T S) time, O(T + S) memory",
+        cross=True,
+        grouped_heads=True,
+        positions=True,
+        segments=True,
+        packing=True,
+        arguments=("kernel",),
+        paper=(
+            'Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", '
+            "arXiv:1508.04025"
+        ),
+        summary="each query sees every key that masks allow, through a learned matrix",
+    ),
+    "additive": AttentionKind(
+        name="additive",
+        function=additive_attention,
+        weights=additive_attention_weights,
+        init_cache=init_cache,
+        step=additive_step,
+        cost="O(T S M) time, O(T + S) memory",
+        cross=True,
+        grouped_heads=True,
+        segments=True,
+        packing=True,
+        arguments=("query_kernel", "key_kernel", "score_vector"),
+        paper=(
+            'Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate", '
+            "arXiv:1409.0473"
+        ),
+        summary="each query sees every key that masks allow, scored by a small network",
+    ),
+    "concat": AttentionKind(
+        name="concat",
+        function=concat_attention,
+        weights=concat_attention_weights,
+        init_cache=init_cache,
+        step=concat_step,
+        cost="O(T S M) time, O(T + S) memory",
+        cross=True,
+        grouped_heads=True,
+        segments=True,
+        packing=True,
+        arguments=("kernel", "score_vector"),
+        paper=(
+            'Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", '
+            "arXiv:1508.04025"
+        ),
+        summary="each query sees every key that masks allow, scored by a small network over both side by side",
+    ),
+    "kernel": AttentionKind(
+        name="kernel",
+        function=kernel_attention,
+        weights=kernel_attention_weights,
+        init_cache=init_cache,
+        step=kernel_step,
+        cost="O(T S H) time, O(T + S) memory",
+        cross=True,
+        grouped_heads=True,
+        segments=True,
+        packing=True,
+        paper='Nadaraya 1964, "On Estimating Regression", doi:10.1137/1109020',
+        summary="each query sees the keys near it, weighted by a kernel of the distance",
     ),
 }

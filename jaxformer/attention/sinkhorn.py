@@ -157,7 +157,7 @@ def _block_mask(
         raise ValueError(f"block_size is {block_size}; it must be at least 1.")
     if query.shape[1] != key.shape[1]:
         raise ValueError(
-            f"{query.shape[1]} queries over {key.shape[1]} keys: sinkhorn attention sorts the blocks of one sequence and "
+            f"{query.shape[1]} queries over {key.shape[1]} keys: sinkhorn attention sorts blocks of one sequence and "
             "is self-attention only."
         )
     mask = jnp.ones((1, 1), bool) if key_mask is None else key_mask

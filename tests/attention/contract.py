@@ -189,6 +189,7 @@ def dense_oracle(
 @functools.cache
 def rows() -> dict[str, Row]:
     """Every row by name, from the files beside this one."""
+    import rows_clustered
     import rows_dense
     import rows_linear
     import rows_low_rank
@@ -198,5 +199,15 @@ def rows() -> dict[str, Row]:
     import rows_sinkhorn
     import rows_sparse
 
-    modules = (rows_dense, rows_low_rank, rows_lsh, rows_linear, rows_sparse, rows_sinkhorn, rows_routing, rows_origins)
+    modules = (
+        rows_dense,
+        rows_low_rank,
+        rows_lsh,
+        rows_linear,
+        rows_sparse,
+        rows_sinkhorn,
+        rows_routing,
+        rows_origins,
+        rows_clustered,
+    )
     return {name: row for module in modules for name, row in module.ROWS.items()}

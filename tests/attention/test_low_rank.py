@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from jaxformer.attention import (
+    attention_spectrum,
     compressed_attention,
     compressed_attention_weights,
     compressed_cache,
     compressed_step,
+    effective_rank,
     init_compressed_cache,
     linformer_attention,
     linformer_attention_weights,
+    rank_for_share,
 )
 
 
@@ -188,3 +191,25 @@ def test_compressed_refuses_what_does_not_fit():
         compressed_step(cache, query, key, value, stride=3)
     with pytest.raises(ValueError, match="recent tokens"):
         compressed_step(cache, query, key, value, stride=2)
+
+
+def test_spectrum_equals_numpy_and_known_ranks():
+    random = np.random.default_rng(0)
+    weights = random.random((3, 7, 5)).astype(np.float32)
+    values, cumulative = attention_spectrum(weights)
+    want = np.linalg.svd(weights.astype(np.float64), compute_uv=False)
+    np.testing.assert_allclose(values, want, atol=1e-5)
+    shares = want / want.sum(-1, keepdims=True)
+    np.testing.assert_allclose(cumulative, shares.cumsum(-1), atol=1e-5)
+    np.testing.assert_allclose(effective_rank(weights), np.exp(-(shares * np.log(shares)).sum(-1)), rtol=1e-4)
+    np.testing.assert_array_equal(rank_for_share(weights), (shares.cumsum(-1) < 0.9).sum(-1) + 1)
+    # Attention of each token to itself alone has full rank, to all alike rank 1, to nothing rank 0.
+    known = np.stack([np.eye(10), np.full((10, 10), 0.1), np.zeros((10, 10))]).astype(np.float32)
+    np.testing.assert_allclose(effective_rank(known), [10, 1, 0], rtol=1e-4)
+    np.testing.assert_array_equal(rank_for_share(known, 0.85), [9, 1, 0])
+    # Singular values 3 and 1.
+    np.testing.assert_allclose(effective_rank(np.diag([3.0, 1.0])), 4 / 3**0.75, rtol=1e-5)
+    with pytest.raises(ValueError, match="share is 90"):
+        rank_for_share(known, 90)
+    with pytest.raises(ValueError, match="weights is int"):
+        effective_rank(np.ones((2, 2), np.int32))
