@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.attention import block_summaries, draw_features, draw_rotations
+from jaxformer.attention import block_summaries, draw_features, draw_rotations, routing_update
 from jaxformer.layers.attention_arguments import Arrays, AttentionArguments
 from jaxformer.layers.projection import Projection
 
@@ -70,6 +70,33 @@ class PerformerArguments(AttentionArguments):
         return draw_features(
             rng, self.num_features, self.head_dim, num_kv_heads=self.num_kv_heads, orthogonal=self.orthogonal
         )
+
+
+class RoutingArguments(AttentionArguments):
+    """Centroids that follow queries and keys in training: Roy et al. 2021, arXiv:2003.05997, section 4.1.
+
+    Args:
+      num_clusters: clusters of a head.
+      decay: share of a centroid that a training step keeps, in [0, 1].
+      commitment: weight of the loss that pulls queries and keys to their centroids.
+    """
+
+    num_clusters: int = 8
+    decay: float = 0.999
+    commitment: float = 1e-4
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, *, key_mask: Any, deterministic: bool, **_: Any) -> Arrays:
+        """The centroids before this step."""
+        shape = (self.num_heads, self.num_clusters, self.head_dim)
+        stored = self.variable(STATE, "centroids", lambda: jax.random.normal(self.make_rng("params"), shape))
+        centroids = stored.value
+        if deterministic or self.is_initializing():
+            return {"centroids": centroids}, {}
+        moved, loss = routing_update(centroids, query, key, key_mask=key_mask, decay=self.decay)
+        if self.is_mutable_collection(STATE):
+            stored.value = moved
+        return {"centroids": centroids}, {"routing_commitment": self.commitment * loss}
 
 
 class LinformerArguments(AttentionArguments):
@@ -191,6 +218,7 @@ ATTENTION_ARGUMENTS: dict[str, type[AttentionArguments]] = {
     "longformer": LongformerArguments,
     "lsh": LshArguments,
     "performer": PerformerArguments,
+    "routing": RoutingArguments,
     "sinkhorn": SinkhornArguments,
     "sparse": SparseArguments,
 }
