@@ -82,7 +82,7 @@ def counted(pattern, length, is_causal):
     return counts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PATTERNS, LENGTHS, st.booleans())
 def test_components_hold_each_pair_exactly_once(pattern, length, is_causal):
     pattern = pattern()
