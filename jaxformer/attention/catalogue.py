@@ -228,8 +228,7 @@ ATTENTION: dict[str, AttentionKind] = {
         packing=True,
         arguments=("kernel",),
         paper=(
-            'Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", '
-            "arXiv:1508.04025"
+            'Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", arXiv:1508.04025'
         ),
         summary="each query sees every key that masks allow, through a learned matrix",
     ),
@@ -264,8 +263,7 @@ ATTENTION: dict[str, AttentionKind] = {
         packing=True,
         arguments=("kernel", "score_vector"),
         paper=(
-            'Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", '
-            "arXiv:1508.04025"
+            'Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", arXiv:1508.04025'
         ),
         summary="each query sees every key that masks allow, scored by a small network over both side by side",
     ),

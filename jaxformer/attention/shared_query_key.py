@@ -134,16 +134,17 @@ class NotItself:
         self, query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]
     ) -> Float[Array, "#B 1 T S"]:
         """-inf where the positions are equal."""
-        return jnp.where(_same_position(query_positions, key_positions), -jnp.inf, jnp.zeros((), jnp.float32))
+        return jnp.where(same_position(query_positions, key_positions), -jnp.inf, jnp.zeros((), jnp.float32))
 
 
-def _same_position(query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]) -> Bool[Array, "#B 1 T S"]:
+def same_position(query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"]) -> Bool[Array, "#B 1 T S"]:
+    """Which pairs are a token and itself."""
     return query_positions[:, None, :, None] == key_positions[:, None, None, :]
 
 
 def _sees_others(terms: Terms) -> Bool[Array, "#B T"]:
     """Whether each query sees any token but itself: comparisons alone, which are not kept."""
-    others = ~_same_position(*terms.positions())
+    others = ~same_position(*terms.positions())
     visible = terms.visible()
     return (others if visible is None else others & visible).any(-1)[:, 0]
 
