@@ -25,13 +25,15 @@ def test_queries_on_two_sides_form_two_clusters():
     value = jnp.asarray([0.0, 1.0]).reshape(1, 2, 1, 1)
     planes = jnp.ones((1, 1))
     exists = jnp.ones((1, 4), bool)
-    assert clusters.cluster_queries(query, planes, exists, 2, 1).ravel().tolist() == [0, 1, 0, 1]
-    output = clustered_attention(query, key, value, hash_planes=planes, num_clusters=2, scale=1.0)
+    cluster = jax.jit(clusters.cluster_queries, static_argnums=(3, 4))
+    assert cluster(query, planes, exists, 2, 1).ravel().tolist() == [0, 1, 0, 1]
+    attend = jax.jit(clustered_attention, static_argnames=("num_clusters", "top_k", "scale"))
+    options = {"hash_planes": planes, "num_clusters": 2, "scale": 1.0}
     high, low = 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(3))
-    np.testing.assert_allclose(output.ravel(), [high, low, high, low], rtol=1e-6)
     # The best key of each cluster keeps the cluster's weight, as it is the only one to share it.
-    output = clustered_attention(query, key, value, hash_planes=planes, num_clusters=2, top_k=1, scale=1.0)
-    np.testing.assert_allclose(output.ravel(), [high, low, high, low], rtol=1e-6)
+    for top_k in (None, 1):
+        output = attend(query, key, value, top_k=top_k, **options)
+        np.testing.assert_allclose(output.ravel(), [high, low, high, low], rtol=1e-6)
 
 
 def test_a_cluster_for_every_query_is_dense_attention(rng):

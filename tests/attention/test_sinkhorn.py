@@ -53,7 +53,7 @@ def test_causal_balancing_depends_on_nothing_later():
     np.testing.assert_allclose(shares.sum(-1), [0, 1, 1, 1, 1, 1], atol=1e-6)
     np.testing.assert_array_equal(shares != 0, np.tril(np.ones((6, 6), bool), -1))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        want = balanced(scores[None, None], jnp.ones((1, 6)), True)[0, 0]
+        want = jax.jit(lambda scores: balanced(scores[None, None], jnp.ones((1, 6)), True)[0, 0])(scores)
     np.testing.assert_allclose(shares, want, atol=1e-5)
     reach = np.asarray(jax.jacobian(run)(scores))
     for row in range(6):
@@ -94,13 +94,19 @@ def test_changing_any_later_block_changes_nothing_earlier():
 
 
 def test_summaries_are_means_of_what_exists():
-    x = jnp.arange(1.0, 8.0).reshape(1, 7, 1)
-    np.testing.assert_allclose(block_summaries(x, 3).ravel(), [2, 5, 7])
-    np.testing.assert_allclose(block_summaries(x, 3, causal=True).ravel(), [1, 2.5, 4])
-    mask = np.asarray([[1, 0, 1, 0, 0, 0, 0]])
-    poisoned = jnp.where(mask[:, :, None] != 0, x, jnp.nan)
-    np.testing.assert_allclose(block_summaries(poisoned, 3, key_mask=mask).ravel(), [2, 0, 0])
-    np.testing.assert_allclose(block_summaries(poisoned, 3, key_mask=mask, causal=True).ravel(), [1, 2, 2])
+    x = np.arange(1.0, 8.0, dtype=np.float32).reshape(1, 7, 1)
+
+    @jax.jit
+    def both(x, mask):
+        return [block_summaries(x, 3, key_mask=mask, causal=causal).ravel() for causal in (False, True)]
+
+    plain, causal = both(x, np.ones((1, 7), np.int32))
+    np.testing.assert_allclose(plain, [2, 5, 7])
+    np.testing.assert_allclose(causal, [1, 2.5, 4])
+    mask = np.asarray([[1, 0, 1, 0, 0, 0, 0]], np.int32)
+    plain, causal = both(np.where(mask[:, :, None] != 0, x, np.float32(np.nan)), mask)
+    np.testing.assert_allclose(plain, [2, 0, 0])
+    np.testing.assert_allclose(causal, [1, 2, 2])
 
 
 def test_a_hard_permutation_brings_one_block_and_blocks_of_one_sort_tokens():
@@ -120,11 +126,15 @@ def test_a_hard_permutation_brings_one_block_and_blocks_of_one_sort_tokens():
 def test_sort_cut_and_scores_per_head_equal_the_oracle():
     query, key, value, scores = draw()
     mask = np.random.default_rng(3).random((2, 8)) < 0.7
-    inputs = {"query": query, "key": key, "value": value, "block_scores": scores}
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        want, weights = sinkhorn_oracle(inputs, key_mask=mask, causal=False, block_size=3, sort_cut=2)
-    np.testing.assert_allclose(attend(query, key, value, scores, mask, block_size=3, sort_cut=2), want, atol=2e-5)
-    actual = sinkhorn_attention_weights(query, key, block_scores=scores, key_mask=mask, block_size=3, sort_cut=2)
+    options = {"block_size": 3, "sort_cut": 2}
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        inputs = {"query": query, "key": key, "value": value, "block_scores": scores}
+        inputs = {name: array.astype(np.float64) for name, array in inputs.items()}
+        want, weights = jax.jit(lambda inputs: sinkhorn_oracle(inputs, key_mask=mask, causal=False, **options))(inputs)
+    np.testing.assert_allclose(attend(query, key, value, scores, mask, **options), want, atol=2e-5)
+    actual = jax.jit(
+        lambda query, key: sinkhorn_attention_weights(query, key, block_scores=scores, key_mask=mask, **options)
+    )(query, key)
     np.testing.assert_allclose(actual, weights, atol=2e-5)
 
 
