@@ -33,6 +33,7 @@ from jaxformer.attention.random_features import draw_features
 from jaxformer.attention.routing import routing_attention, routing_attention_weights
 from jaxformer.attention.routing_cache import init_routing_cache, routing_step
 from jaxformer.attention.routing_clusters import routing_update
+from jaxformer.attention.scaling import LogitStatistics, logit_statistics
 from jaxformer.attention.shared_query_key import (
     shared_query_key_attention,
     shared_query_key_attention_weights,
@@ -52,6 +53,7 @@ __all__ = [
     "CompressedCache",
     "KeyValueCache",
     "LinearCache",
+    "LogitStatistics",
     "PatternKind",
     "SparseCache",
     "additive_attention",
@@ -96,6 +98,7 @@ __all__ = [
     "local_attention",
     "local_attention_weights",
     "local_step",
+    "logit_statistics",
     "longformer_attention",
     "longformer_attention_weights",
     "lsh_attention",

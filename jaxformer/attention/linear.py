@@ -18,8 +18,7 @@ from jaxformer.attention.linear_chunks import (
     check_sizes,
     feature_weights,
 )
-from jaxformer.functional import compute_dtype
-from jaxformer.functional.feature_maps import FEATURE_MAPS
+from jaxformer.functional import FEATURE_MAPS, compute_dtype
 
 
 def linear_attention(

@@ -1,5 +1,6 @@
 """Formulas as pure functions: arrays in, arrays out. Needs JAX alone."""
 
+from jaxformer.functional.feature_maps import FEATURE_MAPS, elu_features, relu_features, softplus_features
 from jaxformer.functional.losses import CrossEntropy, chunked_cross_entropy, cross_entropy, mean_loss
 from jaxformer.functional.masks import (
     as_mask,
@@ -30,6 +31,7 @@ from jaxformer.functional.sampling import (
 from jaxformer.functional.softmax import masked_softmax
 
 __all__ = [
+    "FEATURE_MAPS",
     "AlibiBias",
     "CrossEntropy",
     "RelativeBias",
@@ -43,6 +45,7 @@ __all__ = [
     "combine_masks",
     "compute_dtype",
     "cross_entropy",
+    "elu_features",
     "first_argmax",
     "layer_norm",
     "mask_from_lengths",
@@ -51,10 +54,12 @@ __all__ = [
     "min_p_filter",
     "padding_mask",
     "relative_position_bucket",
+    "relu_features",
     "rms_norm",
     "sample_logits",
     "segment_mask",
     "sinusoidal_positions",
+    "softplus_features",
     "top_k_filter",
     "top_p_filter",
 ]
