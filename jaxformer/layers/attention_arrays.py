@@ -1,6 +1,7 @@
 """One small module a kind of attention that needs arrays: it declares them, and the function does the rest."""
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -8,11 +9,97 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.attention import block_summaries, draw_features, draw_rotations, routing_update
+from jaxformer.attention import block_summaries, draw_features, draw_hash_planes, draw_rotations, routing_update
 from jaxformer.layers.attention_arguments import Arrays, AttentionArguments
 from jaxformer.layers.projection import Projection
 
 STATE = "state"
+
+
+class AdditiveArguments(AttentionArguments):
+    """Two projections and a vector shared by the heads: Bahdanau et al. 2015, arXiv:1409.0473, appendix A.1.2.
+
+    Args:
+      hidden_dim: width of the hidden layer (None = head_dim).
+    """
+
+    hidden_dim: int | None = None
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """Both kernels and the vector."""
+        hidden = self.hidden_dim or self.head_dim
+        init = nn.initializers.lecun_normal()
+        arrays = {
+            name: self.param(name, init, (self.head_dim, hidden), self.param_dtype)
+            for name in ("query_kernel", "key_kernel")
+        }
+        return {**arrays, "score_vector": self.param("score_vector", _unit_sum, (hidden,), self.param_dtype)}, {}
+
+
+class ConcatArguments(AttentionArguments):
+    """A projection of query beside key and a vector, shared by the heads: Luong et al. 2015, arXiv:1508.04025.
+
+    Args:
+      hidden_dim: width of the hidden layer (None = head_dim).
+    """
+
+    hidden_dim: int | None = None
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """The kernel and the vector."""
+        hidden = self.hidden_dim or self.head_dim
+        init = nn.initializers.lecun_normal()
+        kernel = self.param("kernel", init, (2 * self.head_dim, hidden), self.param_dtype)
+        return {
+            "kernel": kernel,
+            "score_vector": self.param("score_vector", _unit_sum, (hidden,), self.param_dtype),
+        }, {}
+
+
+class BilinearArguments(AttentionArguments):
+    """A matrix between query and key, shared by the heads: Luong et al. 2015, arXiv:1508.04025, equation 8."""
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """The kernel, which begins as the scaled dot product."""
+
+        def scaled_identity(rng: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+            return jnp.eye(shape[0], dtype=dtype) * jnp.asarray(shape[0] ** -0.5, dtype)
+
+        return {"kernel": self.param("kernel", scaled_identity, (self.head_dim, self.head_dim), self.param_dtype)}, {}
+
+
+class KernelArguments(AttentionArguments):
+    """A learned width for each head, positive as an exponential: Nadaraya 1964, doi:10.1137/1109020."""
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
+        """The widths, with which a Gaussian begins as the softmax of scaled dot products of equally long keys."""
+        start = nn.initializers.constant(math.log(self.head_dim) / 4)
+        return {"width": jnp.exp(self.param("log_width", start, (self.num_heads,), self.param_dtype))}, {}
+
+
+class ClusteredArguments(AttentionArguments):
+    """Random planes that hash queries, drawn once: Vyas et al. 2020, arXiv:2007.04825, section 3.2.1.
+
+    Args:
+      num_bits: planes.
+    """
+
+    num_bits: int = 63
+
+    @nn.compact
+    def __call__(self, x: Array, query: Array, key: Array, *, key_mask: Any, **_: Any) -> Arrays:
+        """The planes; in self-attention padding is no query either."""
+        planes = self.variable(
+            STATE, "hash_planes", lambda: draw_hash_planes(self.make_rng("params"), self.head_dim, self.num_bits)
+        )
+        arrays = {"hash_planes": planes.value}
+        return (
+            arrays if key_mask is None or query.shape[1] != key.shape[1] else {**arrays, "query_mask": key_mask}
+        ), {}
 
 
 class LshArguments(AttentionArguments):
@@ -212,8 +299,18 @@ class CompressedArguments(AttentionArguments):
         return {name: self.param(name, init, (width, self.head_dim), self.param_dtype) for name in names}, {}
 
 
+def _unit_sum(rng: Array, shape: tuple[int], dtype: Any) -> Array:
+    """A vector whose product with independent numbers of unit variance has unit variance."""
+    return jax.random.normal(rng, shape, dtype) * jnp.asarray(shape[0] ** -0.5, dtype)
+
+
 ATTENTION_ARGUMENTS: dict[str, type[AttentionArguments]] = {
+    "additive": AdditiveArguments,
+    "bilinear": BilinearArguments,
+    "clustered": ClusteredArguments,
     "compressed": CompressedArguments,
+    "concat": ConcatArguments,
+    "kernel": KernelArguments,
     "linformer": LinformerArguments,
     "longformer": LongformerArguments,
     "lsh": LshArguments,
