@@ -89,26 +89,22 @@ ROWS = {
     "lsh": Row(
         kind=ATTENTION["lsh"],
         variants={
-            "two_rounds": {"num_buckets": (2, 4), "num_hashes": 2, "chunk_size": 3},
-            "counted_each_time": {
+            "three_rounds": {"num_buckets": (2, 4), "num_hashes": 3, "chunk_size": 3},
+            "within_bucket_counted_each_time": {
                 "num_buckets": (2, 4),
-                "num_hashes": 3,
-                "chunk_size": 2,
-                "deduplicate": False,
-                "num_chunks_after": 1,
-            },
-            "within_bucket": {
-                "num_buckets": (2, 4),
-                "num_hashes": 3,
+                "num_hashes": 2,
                 "chunk_size": 4,
                 "within_bucket": True,
+                "deduplicate": False,
                 "num_chunks_before": 0,
+                "num_chunks_after": 1,
             },
         },
         oracle=oracle,
         decode_oracle=decode_oracle,
         arguments=draw,
         selection_leaks=True,
-        padding_queries=False,
+        degenerate={"chunk_size": 20},
+        degenerate_arguments=one_bucket,
     ),
 }

@@ -77,6 +77,21 @@ def test_a_key_of_two_rounds_counts_once_or_twice():
         np.testing.assert_allclose(weights[0, 0, 0], [0, *(powers / powers.sum())], rtol=1e-6)
 
 
+def test_weights_are_those_of_the_output_under_every_rule():
+    tokens, value = draw(11)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def both(within_bucket, deduplicate, tokens, value):
+        options = {"within_bucket": within_bucket, "deduplicate": deduplicate, "chunk_size": 3, "num_chunks_before": 2}
+        options |= {"rotations": rotations(3), "num_buckets": (2, 4), "causal": True}
+        weights = lsh_attention_weights(tokens, **options)
+        return lsh_attention(tokens, value, **options), jnp.einsum("bnts,bsnv->btnv", weights, value)
+
+    # The other two rules are rows of the contract table.
+    for rule in ((True, True), (False, False)):
+        np.testing.assert_allclose(*both(*rule, tokens, value), atol=1e-6)
+
+
 def test_length_beside_chunks_and_padding_move_no_token():
     """Every length in chunks of 4 equals the same tokens before padding of any content and length."""
     rounds = rotations(2)
