@@ -9,7 +9,8 @@ from jaxformer.attention.catalogue import ATTENTION
 from jaxformer.attention.clustered import clustered_attention, clustered_attention_weights
 from jaxformer.attention.clusters import draw_hash_planes
 from jaxformer.attention.compressed import compressed_attention, compressed_attention_weights
-from jaxformer.attention.compressed_cache import CompressedCache, compressed_step, init_compressed_cache
+from jaxformer.attention.compressed_cache import compressed_step, init_compressed_cache
+from jaxformer.attention.compressed_state import CompressedCache
 from jaxformer.attention.concat import concat_attention, concat_attention_weights, concat_step
 from jaxformer.attention.dense import dense_attention, dense_attention_weights
 from jaxformer.attention.kernel import kernel_attention, kernel_attention_weights, kernel_step

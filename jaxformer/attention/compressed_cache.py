@@ -1,15 +1,15 @@
 """Cached decoding for memory-compressed attention: slots that fill up, and the newest tokens in a ring."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.attention.compressed_pool import Windows, check_kernel
+from jaxformer.attention.compressed_state import CompressedCache, Kernels, fill_slots, keep_recent
 from jaxformer.attention.inputs import (
     check_key_mask,
     check_query_key,
@@ -25,30 +25,6 @@ from jaxformer.functional import compute_dtype, masked_softmax
 
 # Tokens of a prompt that are attended from at once.
 CHUNK = 128
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class CompressedCache:
-    """What is left of a sequence: about 1 / stride of its tokens; a stack over depth has a leading layer axis.
-
-    Attributes:
-      slot_key: float32 or wider [B, C, K, H], sum (or convolution) of the tokens that each window holds so far.
-      slot_value: [B, C, K, Hv], likewise.
-      slot_count: int32 [B, C], tokens that each window holds so far.
-      recent_key: [B, W, K, H], the token at position p in entry p mod W, W being the window's size.
-      recent_value: [B, W, K, Hv], likewise.
-      recent_positions: int32 [B, W], position of each of them, -1 in an empty entry.
-      index: int32 [], number of tokens so far, padding included: the next position unless positions are given.
-    """
-
-    slot_key: Any
-    slot_value: Any
-    slot_count: Any
-    recent_key: Any
-    recent_value: Any
-    recent_positions: Any
-    index: Any
 
 
 def init_compressed_cache(
@@ -187,7 +163,6 @@ def _check_cache(
 
 
 Tokens = tuple[Array, Array, Array, Array, Array]
-Kernels = tuple[Array | None, Array | None]
 
 
 def _in_chunks(
@@ -220,7 +195,7 @@ def _chunk(
 ) -> tuple[Float[Array, "B T N Hv"], CompressedCache]:
     """Attends from the chunk's queries to the slots, the ring and the chunk itself, and stores its tokens."""
     query, key, value, positions, real = tokens
-    filled = _fill_slots(cache, key, value, positions, real, windows, kernels)
+    filled = fill_slots(cache, key, value, positions, real, windows, kernels)
     exists = filled.slot_count > 0
     slot_key, slot_value = filled.slot_key, filled.slot_value
     counts = jnp.maximum(filled.slot_count, 1)[:, :, None, None]
@@ -239,70 +214,4 @@ def _chunk(
     weights = masked_softmax(einsum("btkgh,bskh->bkgts", grouped.astype(dtype), keys, dtype), seen[:, None, None])
     output = einsum("bkgts,bskv->btkgv", weights, values, dtype)
     output = output.reshape(batch_size, num_tokens, num_heads, values.shape[3])
-    return output, _keep_recent(filled, key, value, positions, real, windows)
-
-
-def _fill_slots(
-    cache: CompressedCache,
-    key: Float[Array, "B T K H"],
-    value: Float[Array, "B T K Hv"],
-    positions: Int[Array, "B T"],
-    real: Bool[Array, "B T"],
-    windows: Windows,
-    kernels: Kernels,
-) -> CompressedCache:
-    """The cache with each token added to the windows that hold it."""
-    slot_key, slot_value, counts = cache.slot_key, cache.slot_value, cache.slot_count
-    rows = jnp.arange(positions.shape[0], dtype=jnp.int32)[:, None]
-    for back in range(-(-windows.size // windows.stride)):
-        slot = positions // windows.stride - back
-        place = positions - slot * windows.stride
-        holds = real & (slot >= 0) & (place < windows.size)
-        # What no window holds goes to a slot beyond the last, which is dropped.
-        slot = jnp.where(holds, slot, counts.shape[1])
-        place = jnp.where(holds, place, 0)
-        slot_key = slot_key.at[rows, slot].add(_contribution(key, kernels[0], place, slot_key.dtype), mode="drop")
-        slot_value = slot_value.at[rows, slot].add(
-            _contribution(value, kernels[1], place, slot_value.dtype), mode="drop"
-        )
-        counts = counts.at[rows, slot].add(1, mode="drop")
-    return replace(cache, slot_key=slot_key, slot_value=slot_value, slot_count=counts)
-
-
-def _contribution(
-    array: Float[Array, "B T K H"], kernel: Float[Array, "..."] | None, place: Int[Array, "B T"], dtype: jnp.dtype
-) -> Float[Array, "B T K H"]:
-    """What each token adds to a window in which it stands at `place`."""
-    array = array.astype(dtype)
-    if kernel is None:
-        return array
-    weights = kernel.astype(dtype)[place]
-    if kernel.ndim == 4:
-        return einsum("btkh,btkhd->btkd", array, weights, dtype)
-    return array * (weights[:, :, None, None] if kernel.ndim == 1 else weights[:, :, None])
-
-
-def _keep_recent(
-    cache: CompressedCache,
-    key: Float[Array, "B T K H"],
-    value: Float[Array, "B T K Hv"],
-    positions: Int[Array, "B T"],
-    real: Bool[Array, "B T"],
-    windows: Windows,
-) -> CompressedCache:
-    """The cache with the newest real tokens in its ring, and the chunk counted."""
-    newest = jnp.where(real, positions, -1).max(1, keepdims=True, initial=-1)
-    kept = real & (positions > newest - windows.size)
-    entry = jnp.where(kept, positions % windows.size, windows.size)
-    rows = jnp.arange(positions.shape[0], dtype=jnp.int32)[:, None]
-
-    def put(ring: Array, new: Array) -> Array:
-        return ring.at[rows, entry].set(new.astype(ring.dtype), mode="drop")
-
-    return replace(
-        cache,
-        recent_key=put(cache.recent_key, key),
-        recent_value=put(cache.recent_value, value),
-        recent_positions=put(cache.recent_positions, positions),
-        index=cache.index + positions.shape[1],
-    )
+    return output, keep_recent(filled, key, value, positions, real, windows)

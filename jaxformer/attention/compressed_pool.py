@@ -33,7 +33,7 @@ class Windows:
             raise ValueError(f"stride is {stride}; it must be at least 1 token.")
         window_size = stride if window_size is None else window_size
         if window_size < stride:
-            raise ValueError(f"window_size is {window_size}; windows shorter than the stride {stride} would skip tokens.")
+            raise ValueError(f"window_size is {window_size}; shorter than the stride {stride} it would skip tokens.")
         return cls(stride, window_size, bool(recent), bool(causal))
 
     @property

@@ -178,7 +178,7 @@ def test_compressed_refuses_what_does_not_fit():
     query, key, value = draw(queries=4, keys=4)
     with pytest.raises(ValueError, match="stride is 0"):
         compressed_attention(query, key, value, stride=0)
-    with pytest.raises(ValueError, match="windows shorter than the stride 3 would skip tokens"):
+    with pytest.raises(ValueError, match="shorter than the stride 3 it would skip tokens"):
         compressed_attention(query, key, value, stride=3, window_size=2)
     with pytest.raises(ValueError, match=r"key_kernel has shape \(2,\)"):
         compressed_attention(query, key, value, stride=3, key_kernel=np.ones(2, np.float32))
