@@ -152,11 +152,14 @@ def test_decoding_equals_the_full_pass_where_the_choice_is_causal(one_bucket):
     options = {"rotations": rounds, "num_buckets": (2, 4), "deduplicate": False}
     whole = functools.partial(lsh_attention, causal=True, chunk_size=6, within_bucket=not one_bucket, **options)
     want = jax.jit(whole)(tokens, value)
-    cache = init_lsh_cache(2, 6, 2, 5, num_hashes=3, value_dim=3)
-    step = jax.jit(functools.partial(lsh_step, **options))
+    # The second of two stacked layers.
+    empty = init_lsh_cache(2, 6, 2, 5, num_hashes=3, value_dim=3)
+    cache = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty)
+    step = jax.jit(functools.partial(lsh_step, **options, layer=1))
     for token in range(6):
         got, cache = step(cache, tokens[:, token : token + 1], value[:, token : token + 1])
         np.testing.assert_allclose(got[:, 0], want[:, token], atol=1e-6)
+    jax.tree.map(lambda leaf, start: np.testing.assert_array_equal(leaf[0], start), cache, empty)
 
 
 def test_more_rounds_come_closer_to_all_pairs():

@@ -125,12 +125,15 @@ def test_decoding_equals_the_full_pass_with_one_cluster():
     query, key, value, centroids = draw(6, clusters=1)
     attend = functools.partial(routing_attention, centroids=centroids, window=6, causal=True)
     want = jax.jit(attend)(query, key, value)
-    cache = init_routing_cache(2, 6, 2, 5, value_dim=3)
-    step = jax.jit(functools.partial(routing_step, centroids=centroids))
+    # The second of two stacked layers.
+    empty = init_routing_cache(2, 6, 2, 5, value_dim=3)
+    cache = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), empty)
+    step = jax.jit(functools.partial(routing_step, centroids=centroids, layer=1))
     for token in range(6):
         part = slice(token, token + 1)
         got, cache = step(cache, query[:, part], key[:, part], value[:, part])
         np.testing.assert_allclose(got[:, 0], want[:, token], atol=1e-6)
+    jax.tree.map(lambda leaf, start: np.testing.assert_array_equal(leaf[0], start), cache, empty)
 
 
 def test_memory_grows_with_length_alone():
