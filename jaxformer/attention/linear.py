@@ -58,7 +58,7 @@ def linear_attention(
       feature_map: phi, "elu", "relu", "softplus", or a function of [.., H] to [.., F] without negative results; static.
       form: "quadratic" (all pairs, O(T S) time and memory), "chunked" (a scan over chunks) or "recurrent" (a scan over
         tokens, whose backward pass keeps a state for each token). All mean the same; where not causal the last two are
-        one sum. The default is "quadratic" up to chunk_size keys and "chunked" from there on.
+        one sum. The default is "quadratic" up to chunk_size keys or chunk_size / 8 queries, "chunked" beyond.
       chunk_size: tokens per step of the "chunked" form.
 
     Returns:

@@ -86,7 +86,9 @@ def attend_features(
     if 0 in (query.size, value.size):
         return jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
     if form is None:
-        form = "quadratic" if num_keys <= chunk_size else "chunked"
+        # A sum over keys costs as much as some dozens of queries would pair by pair.
+        few = num_keys <= chunk_size or num_queries <= chunk_size // 8
+        form = "quadratic" if few else "chunked"
     counted = jnp.ones((1, num_keys), bool) if key_mask is None else key_mask
     if form == "quadratic":
         visible = visible_pairs(counted, num_queries, causal, runs)

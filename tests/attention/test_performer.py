@@ -106,9 +106,9 @@ def test_error_falls_as_the_root_of_the_features_and_orthogonal_is_no_worse():
         estimates = weights(jax.random.split(jax.random.key(1), 60))
         return np.sqrt(((np.asarray(estimates) - truth) ** 2).mean())
 
-    independent, orthogonal = ([error(m, kind) for m in (16, 64, 256)] for kind in (False, True))
-    slopes = np.diff(np.log(independent)) / np.log(4)
-    np.testing.assert_allclose(slopes, -0.5, atol=0.1)
+    independent, orthogonal = ([error(m, kind) for m in (16, 256)] for kind in (False, True))
+    for errors in (independent, orthogonal):
+        np.testing.assert_allclose(np.diff(np.log(errors)) / np.log(16), -0.5, atol=0.1)
     assert all(one < other for one, other in zip(orthogonal, independent))
 
 
@@ -126,9 +126,8 @@ def test_later_tokens_however_large_leave_earlier_outputs_alone(features):
         for array in far:
             array[:, 6:] *= np.float32(scale)
         np.testing.assert_array_equal(run(*far)[:, :6], before[:, :6])
-    for length in (2, 5, 9):
-        short = run(query[:, :length], key[:, :length], value[:, :length])
-        np.testing.assert_allclose(short, before[:, :length], atol=1e-6)
+    short = run(query[:, :5], key[:, :5], value[:, :5])
+    np.testing.assert_allclose(short, before[:, :5], atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -198,7 +197,7 @@ def test_memory_of_the_backward_pass_is_linear_in_length():
         )
         return jax.jit(gradient).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
 
-    for causal in (True, False):
-        short, long = temp_bytes(1024, causal), temp_bytes(4096, causal)
-        assert long < 4.2 * short
-        assert long < 2 * 4096**2 * 4 / 3
+    short, long, both_ways = temp_bytes(1024, True), temp_bytes(4096, True), temp_bytes(4096, False)
+    assert long < 4.2 * short
+    # Less than a third of one length x length matrix for each head.
+    assert max(long, both_ways) < 2 * 4096**2 * 4 / 3
