@@ -6,6 +6,10 @@ program; PyTorch (extra ``parity``) does not report any and is left out where it
 
     python benchmarks/attention.py
     python benchmarks/attention.py --lengths 512,2048 --quick --output attention.json
+
+With `--kinds` all kinds of attention are measured instead, by length: see `attention_kinds.py`.
+
+    python benchmarks/attention.py --kinds=all --lengths=64,256,1024,4096 --quick --plot=kinds.png
 """
 
 import argparse
@@ -17,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import attention_kinds
 import flax.linen
 import jax
 import jax.numpy as jnp
@@ -183,10 +188,18 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="tokens, separated by commas")
     parser.add_argument("--quick", action="store_true", help="3 repetitions instead of 7")
     parser.add_argument("--output", help="path of a JSON file for the results")
+    parser.add_argument("--kinds", help="all, or names of attentions and patterns, separated by commas")
+    parser.add_argument("--repetitions", type=int, help="repetitions (of kinds: 0 = compile only)")
+    parser.add_argument("--plot", help="of kinds: path of a picture, log-log")
     arguments = parser.parse_args()
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    repetitions = (3 if arguments.quick else 7) if arguments.repetitions is None else arguments.repetitions
+    if arguments.kinds:
+        attention_kinds.run(arguments.kinds, lengths, repetitions, arguments.output, arguments.plot)
+        return
     results: list[Result] = []
-    for length in arguments.lengths.split(","):
-        results += measure(int(length), 3 if arguments.quick else 7)
+    for length in lengths:
+        results += measure(length, repetitions)
     print(f"B=1, {HEADS} heads of {HEAD_DIM}, float32, causal, on {jax.devices()[0].device_kind}\n\n{table(results)}")
     if arguments.output:
         Path(arguments.output).write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

@@ -231,8 +231,8 @@ class SinkhornArguments(AttentionArguments):
         blocks = -(-self.max_length // self.block_size)
         summaries = block_summaries(x, self.block_size, key_mask=key_mask, causal=causal)
         hidden = nn.relu(self._projection("hidden", x.shape[-1], x.shape[-1])(summaries))
-        scores = self._projection("scores", x.shape[-1], self.num_heads * blocks)(hidden)
-        scores = scores.reshape(*scores.shape[:2], self.num_heads, blocks).transpose(0, 2, 1, 3)
+        scores = self._projection("scores", x.shape[-1], self.num_kv_heads * blocks)(hidden)
+        scores = scores.reshape(*scores.shape[:2], self.num_kv_heads, blocks).transpose(0, 2, 1, 3)
         return {"block_scores": scores[..., : summaries.shape[1]]}, {}
 
     def _projection(self, name: str, inputs: int, outputs: int) -> Projection:

@@ -61,14 +61,15 @@ def load_model(workdir: Path, config: ConfigDict, mesh: Mesh, step: str = "lates
 
 
 def load_run(workdir: str | Path, step: str = "latest") -> tuple[nn.Module, Any, Any]:
-    """A run's model, parameters and tokenizer, to look into or to generate with.
+    """A run's model, variables and tokenizer, to look into or to generate with.
 
     Args:
       workdir: the run directory.
       step: which checkpoint: "latest", "best" (lowest validation loss) or a number.
 
     Returns:
-      The module, its parameters, and the tokenizer.
+      The module, its variables (``params``, and ``state`` where its attention has any) for ``model.apply``, and the
+      tokenizer.
 
     Raises:
       ConfigError: no run was started there.
@@ -78,8 +79,9 @@ def load_run(workdir: str | Path, step: str = "latest") -> tuple[nn.Module, Any,
 
     workdir = Path(workdir)
     config = read_run(workdir)
-    model, params, _, _ = load_model(workdir, config, make_mesh(**config.mesh), step)
-    return model, params, load_tokenizer(RunDirectory(workdir).tokenizer(config.data.tokenizer))
+    model, params, model_state, _ = load_model(workdir, config, make_mesh(**config.mesh), step)
+    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(config.data.tokenizer))
+    return model, {"params": params, **model_state}, tokenizer
 
 
 def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str = "latest") -> dict[str, Any]:

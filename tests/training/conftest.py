@@ -44,9 +44,9 @@ def _write_text(folder, num_documents=11, seed=0):
         (folder / f"{index:02}.txt").write_text(" ".join(words) + "\n")
 
 
-def _tiny_config(text, *overrides):
+def _tiny_config(text, *overrides, arg="size=tiny"):
     """The bundled config at a size for tests, on the files of a folder."""
-    return load_config("language_model:size=tiny", [*TINY, f"data.path={text}/*.txt", *overrides])
+    return load_config(f"language_model:{arg}", [*TINY, f"data.path={text}/*.txt", *overrides])
 
 
 @pytest.fixture(scope="session")

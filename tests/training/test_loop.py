@@ -133,10 +133,10 @@ def test_finished_run_is_evaluated_on_other_data(trained, tmp_path, write_text):
 
 def test_run_is_loaded_for_use_in_python(trained):
     workdir, _ = trained
-    model, params, tokenizer = load_run(str(workdir))
-    logits = model.apply({"params": params}, jnp.asarray([tokenizer.encode("beta")])).logits
+    model, variables, tokenizer = load_run(str(workdir))
+    logits = model.apply(variables, jnp.asarray([tokenizer.encode("beta")])).logits
     assert logits.shape == (1, 4, tokenizer.vocab_size)
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) > 1000
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) > 1000
 
 
 @pytest.mark.parametrize(
