@@ -121,9 +121,10 @@ class MultiHeadAttention(nn.Module):
           ``AttentionOutput``: ``output`` [B, T, embed_dim], and ``cache`` and ``weights`` where asked for.
         """
         heads, kv_heads, head_dim = self._sizes(x.shape[-1])
-        shared = isinstance(self.attention, AttentionKind) and self.attention.shared_query_key
-        if shared and memory is not None:
-            raise ValueError(f"attention={self.attention.name!r} shares query and key: it can't attend to memory")
+        kind = self.attention if isinstance(self.attention, AttentionKind) else None
+        shared = kind is not None and kind.shared_query_key
+        if kind is not None and shared and memory is not None:
+            raise ValueError(f"attention={kind.name!r} shares query and key: it can't attend to memory")
         query = _split_heads(
             project(x, *self._projection("query", x.shape[-1], heads * head_dim), dtype=self.dtype), heads
         )
@@ -147,7 +148,7 @@ class MultiHeadAttention(nn.Module):
             if mask is not None or return_weights:
                 raise ValueError("mask and return_weights can't be given with a cache")
             given |= {"positions": query_positions, "segments": query_segments, "layer": layer}
-            step = self._kind("cache").step
+            step: Any = self._kind("cache").step
             accepted = self._accepted(step, given)
             attended, cache = step(cache, *tensors, value, **accepted, **self._args(step), **arrays)
             weights = None
@@ -196,10 +197,9 @@ class MultiHeadAttention(nn.Module):
         self, x: Array, query: Array, key: Array, key_mask: Array | None, causal: bool, deterministic: bool
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         """The arrays that the kind needs beside query, key and value, and auxiliary losses."""
-        maker = ATTENTION_ARGUMENTS.get(self.attention.name) if isinstance(self.attention, AttentionKind) else None
-        if maker is None:
+        if not isinstance(self.attention, AttentionKind) or self.attention.name not in ATTENTION_ARGUMENTS:
             return {}, {}
-        own = argument_defaults(self.attention.name)
+        maker, own = ATTENTION_ARGUMENTS[self.attention.name], argument_defaults(self.attention.name)
         module = maker(
             num_heads=query.shape[2],
             num_kv_heads=key.shape[2],

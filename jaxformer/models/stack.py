@@ -114,7 +114,7 @@ class Stack(nn.Module):
 
         carry = (x, cache if isinstance(cache, tuple) else (cache,) * period)
         if config.scan_layers:
-            variables = self._stacked(blocks, init)
+            stacked = self._stacked(blocks, init)
             memory = jax.tree.map(lambda leaf: leaf.reshape(-1, period, *leaf.shape[1:]), memory)
 
             def body(carry: Any, step: tuple[Any, Any, Any]) -> tuple[Any, list[BlockAux]]:
@@ -127,7 +127,7 @@ class Stack(nn.Module):
                 return carry, outputs
 
             indices = jnp.arange(self.num_layers // period)
-            carry, outputs = jax.lax.scan(remat(body), carry, (variables, indices, memory))
+            carry, outputs = jax.lax.scan(remat(body), carry, (stacked, indices, memory))
             state = _name_places([aux.state for aux in outputs])
             if jax.tree.leaves(state):
                 self.put_variable(STATE, "layers", state)

@@ -32,7 +32,8 @@ def _attentions() -> dict[str, str]:
     from jaxformer.attention import ATTENTION, PATTERNS
 
     described = {}
-    for name, kind in [*ATTENTION.items(), *PATTERNS.items()]:
+    kinds: dict[str, Any] = {**ATTENTION, **PATTERNS}
+    for name, kind in kinds.items():
         causal = "causal" if kind.causal else "never causal"
         decodes = "decodes" if name in PATTERNS or ATTENTION[name].decodes else "no decoding"
         authors, _, rest = kind.paper.partition(', "')

@@ -1,4 +1,4 @@
-"""Dense attention pair by pair: loops in float64 over everything it honours, with the softmax's Jacobian written out."""
+"""Dense attention pair by pair: loops in float64 over all that it honours, the softmax's Jacobian written out."""
 
 import itertools
 from dataclasses import dataclass, field

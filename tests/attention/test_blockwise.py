@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pairwise import dense_oracle, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
+from pairwise import dense_oracle, draw
 
 from jaxformer.attention import dense_attention
 from jaxformer.attention.block_plan import BLOCK_SIZE_CPU, Plan, make_plan

@@ -153,7 +153,9 @@ def test_padding_may_hold_anything_and_examples_do_not_meet(name, variant, causa
     for poison in (np.nan, np.inf):
         # A shared query and key is a query too: there padding stays finite, and its own rows tell nothing.
         poisoned = setting.with_tokens(
-            lambda name, array: array if name == "query" else np.where(on_keys(array, key_mask), array, poison)
+            lambda name, array, poison=poison: (
+                array if name == "query" else np.where(on_keys(array, key_mask), array, poison)
+            )
         )
         if "query_key" in setting.inputs:
             hole = ~key_mask[:, :, None, None]
@@ -227,7 +229,7 @@ def test_degenerate_arguments_give_softmax_over_all_keys(name):
         tensors = {key: inputs[key] for key in ("query", "key", "query_key", "value") if key in inputs}
         scale = {"scale": row.degenerate["scale"]} if "scale" in row.degenerate else {}
         reference = jax.jit(
-            lambda inputs, d_output, options=options, scale=scale: with_gradients(
+            lambda inputs, d_output, options=options, scale=scale, dense=dense: with_gradients(
                 lambda inputs: call(dense, dense.function, inputs, **options, **scale), inputs, d_output
             )
         )
@@ -299,12 +301,15 @@ def test_packed_documents_are_as_alone(name):
     packed = jax.jit(
         lambda inputs, d_output: with_gradients(lambda inputs: row.apply(inputs, packed_options), inputs, d_output)
     )
+    separate = jax.jit(
+        lambda inputs, d_output: with_gradients(lambda inputs: row.apply(inputs, options), inputs, d_output)
+    )
     output, gradients = packed(setting.inputs, setting.d_output)
     tokens = {"query", "key", "query_key", "value"} & set(setting.inputs)
     if row.kind.packing:
         for part in (slice(0, 5), slice(5, 9)):
             alone = setting.with_tokens(lambda name, array, part=part: array[:, part])
-            want, wanted = with_gradients(lambda inputs: row.apply(inputs, options), alone, setting.d_output[:, part])
+            want, wanted = separate(alone, setting.d_output[:, part])
             close(output[:, part], want, row)
             for token in tokens:
                 close(gradients[token][:, part], wanted[token], row, err_msg=token)

@@ -29,7 +29,11 @@ def test_forward_and_backward_lower_everywhere(name, variant, rng):
     if row.kind.dropout:
         options |= {"dropout_rate": 0.1, "rng": rng}
     d_output = np.ones((sizes.batch, sizes.queries, sizes.heads, sizes.value_dim), np.float32)
-    lower(lambda inputs: with_gradients(lambda i: row.apply(i, options), inputs, jnp.asarray(d_output)), row.draw(sizes))
+
+    def forward_and_backward(inputs):
+        return with_gradients(lambda inputs: row.apply(inputs, options), inputs, jnp.asarray(d_output))
+
+    lower(forward_and_backward, row.draw(sizes))
 
 
 @each_row

@@ -1,4 +1,4 @@
-"""Every attention of the catalogue by name in a model: it learns, decodes, takes turns, and refuses what it can't do."""
+"""Every attention of the catalogue by name in a model: it learns, takes turns, and refuses what it can't do."""
 
 import functools
 

@@ -41,7 +41,7 @@ def test_run_with_running_state_goes_on_exactly(text, tiny_config, tmp_path):
 
 def test_packed_documents_are_refused_where_they_would_meet(text, tiny_config, tmp_path):
     run = tiny_config(text, "data.packing=packed", arg="size=tiny,attention=lsh")
-    with pytest.raises(ConfigError, match="attention='lsh' can't keep packed documents apart.*'contiguous'"):
+    with pytest.raises(ConfigError, match=r"attention='lsh' can't keep packed documents apart.*'contiguous'"):
         train_and_evaluate(run, tmp_path)
 
 
