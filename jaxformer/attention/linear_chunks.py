@@ -40,6 +40,15 @@ def check_form(form: str | None, chunk_size: int) -> None:
         raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1 token.")
 
 
+def choose_form(form: str | None, num_queries: int, num_keys: int, chunk_size: int) -> str:
+    """The form asked for, or the one that suits the size."""
+    if form is not None:
+        return form
+    # A sum over keys costs as much as some dozens of queries would pair by pair.
+    few = num_keys <= chunk_size or num_queries <= chunk_size // 8
+    return "quadratic" if few else "chunked"
+
+
 def check_sizes(num_queries: int, num_keys: int, causal: bool) -> None:
     """Refuses causal queries that are not among the keys."""
     if causal and num_queries > num_keys:
@@ -85,10 +94,7 @@ def attend_features(
     num_queries, num_keys = query.shape[1], key.shape[1]
     if 0 in (query.size, value.size):
         return jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
-    if form is None:
-        # A sum over keys costs as much as some dozens of queries would pair by pair.
-        few = num_keys <= chunk_size or num_queries <= chunk_size // 8
-        form = "quadratic" if few else "chunked"
+    form = choose_form(form, num_queries, num_keys, chunk_size)
     counted = jnp.ones((1, num_keys), bool) if key_mask is None else key_mask
     if form == "quadratic":
         visible = visible_pairs(counted, num_queries, causal, runs)
