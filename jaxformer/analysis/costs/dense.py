@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.analysis.costs.softmax import running_softmax, whole_matrix
@@ -61,7 +61,7 @@ def cached_steps(sizes: Sizes) -> tuple[Work, Work]:
 
 def _over_slots(sizes: Sizes) -> Work:
     # Positions are known when it runs, so that all pairs of blocks stand in the plan.
-    positions = jnp.zeros((1, 1), jnp.int32)
+    positions = np.zeros((1, 1), np.int32)
     terms = dataclasses.replace(sizes.terms(), query_positions=positions, key_positions=positions)
     return all_pairs(sizes, terms)[0]
 

@@ -39,7 +39,7 @@ def lsh_cost(
     sorting = 2 * tokens * sizes.queries * max(1, (sizes.queries - 1).bit_length())
     in_round = logits // num_hashes
     kept = (3 * in_round + 3 * sizes.rows * (sizes.head_dim + sizes.value_dim)) * sizes.wide
-    prefill, decode = (_lsh_step(sizes, hashing, num_hashes, count) for count in (sizes.queries, 1))
+    prefill, decode = (_masked_step(sizes, hashing, num_hashes, count) for count in (sizes.queries, 1))
     return AttentionCost(
         Work(
             hashing * sizes.queries + sizes.pair_products(pairs),
@@ -73,7 +73,7 @@ def routing_cost(sizes: Sizes, *, num_clusters: int = 8, window: int) -> Attenti
     scores = 2 * sizes.rows * num_clusters
     chosen = sizes.batch * sizes.heads * num_clusters * window * (2 * sizes.head_dim + 2 * sizes.value_dim)
     kept = (logits + scores + chosen) * sizes.wide
-    prefill, decode = (_routing_step(sizes, 2 * compare, count) for count in (sizes.queries, 1))
+    prefill, decode = (_masked_step(sizes, 2 * compare, 1, count) for count in (sizes.queries, 1))
     return AttentionCost(
         Work(
             2 * compare * sizes.queries + sizes.pair_products(pairs),
@@ -94,20 +94,12 @@ def routing_cost(sizes: Sizes, *, num_clusters: int = 8, window: int) -> Attenti
     )
 
 
-def _lsh_step(sizes: Sizes, hashing: int, num_hashes: int, tokens: int) -> Work:
-    """Hashes the new tokens and attends from them to all slots."""
-    return _masked_step(sizes, hashing * tokens, 2 * num_hashes, tokens)
-
-
-def _routing_step(sizes: Sizes, compare: int, tokens: int) -> Work:
-    """Finds the nearest centroids of the new tokens and attends from them to all slots."""
-    return _masked_step(sizes, compare * tokens, 1, tokens)
-
-
-def _masked_step(sizes: Sizes, choosing: int, compared: int, tokens: int) -> Work:
+def _masked_step(sizes: Sizes, choosing: int, num_hashes: int, tokens: int) -> Work:
+    """Products that choose, comparisons with the buckets of all slots, and attention to these under a mask."""
     now = dataclasses.replace(sizes, queries=tokens)
+    buckets = sizes.batch * sizes.heads * num_hashes * sizes.keys
     work = whole_matrix(now, tokens * sizes.keys)[0]
-    return work + Work(choosing, compared * now.rows * sizes.keys)
+    return work + Work(choosing * tokens, 2 * tokens * buckets, buckets * INDEX_BYTES)
 
 
 def _bucket_cache_bytes(sizes: Sizes, num_hashes: int) -> int:
