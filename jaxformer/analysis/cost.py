@@ -14,8 +14,9 @@ waits for memory, and its time is the bytes of parameters and cache divided by t
 **Therefore cache bytes decide decoding speed**, and how many sequences fit beside each other, which is what shares the
 reading of the parameters between them. What lowers them: fewer key heads (grouped and multi-query attention), narrower
 numbers, a window (a ring of the last tokens), slots for pooled tokens, and a state that does not grow at all (linear
-attention, Performer). Kinds that choose among all tokens by content (LSH, routing) save operations in training, but keep
-and read the whole cache. Operations alone say little here: compare `AttentionCost.decode.moved_bytes` and `cache_bytes`.
+attention, Performer). Kinds that choose among all tokens by content (LSH, routing) save operations in training, but
+keep and read the whole cache. Operations alone say little here: compare `AttentionCost.decode.moved_bytes` and
+`cache_bytes`.
 
     dense = attention_cost("dense", 1, 4096, 16, 64, causal=True, dtype="bfloat16")
     local = attention_cost("local", 1, 4096, 16, 64, causal=True, dtype="bfloat16", window=255)
