@@ -13,6 +13,14 @@ import jaxformer.attention
 from jaxformer.attention import ATTENTION
 
 ROWS = rows()
+slow = pytest.mark.slow
+
+
+def usual(name):
+    """The variant and direction of a row that every run tests; the rest of the table is marked slow."""
+    return next(iter(ROWS[name].variants)), ROWS[name].kind.causal
+
+
 VARIANTS = [(name, variant) for name, row in ROWS.items() for variant in row.variants]
 DIRECTED = [
     (name, variant, causal)
@@ -24,7 +32,7 @@ each_row = pytest.mark.parametrize("name", list(ROWS))
 each_variant = pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=["-".join(case) for case in VARIANTS])
 each_direction = pytest.mark.parametrize(
     ("name", "variant", "causal"),
-    DIRECTED,
+    [pytest.param(*case, marks=() if case[1:] == usual(case[0]) else slow) for case in DIRECTED],
     ids=[f"{name}-{variant}-{'causal' if causal else 'both_ways'}" for name, variant, causal in DIRECTED],
 )
 
@@ -181,7 +189,11 @@ def test_padding_may_hold_anything_and_examples_do_not_meet(name, variant, causa
     assert run._cache_size() == 1, "one trace serves every mask"
 
 
-@each_variant
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [pytest.param(*case, marks=() if case[1] == usual(case[0])[0] else slow) for case in VARIANTS],
+    ids=["-".join(case) for case in VARIANTS],
+)
 def test_causal_never_lets_the_future_through_however_large(name, variant):
     setting = Setting(name, causal=True)
     row, sizes = setting.row, setting.sizes
@@ -209,6 +221,7 @@ def test_causal_never_lets_the_future_through_however_large(name, variant):
         assert np.isfinite(after[1][token]).all(), token
 
 
+@slow
 @each_row
 def test_degenerate_arguments_give_softmax_over_all_keys(name):
     row = ROWS[name]
@@ -242,6 +255,7 @@ def test_degenerate_arguments_give_softmax_over_all_keys(name):
             close(gradients[token], wanted[token], row, err_msg=token)
 
 
+@slow
 @each_variant
 def test_any_length(name, variant):
     row = ROWS[name]
@@ -255,6 +269,7 @@ def test_any_length(name, variant):
         close(got, want, row, err_msg=f"length {length}")
 
 
+@slow
 @each_variant
 def test_more_padding_changes_nothing(name, variant):
     row = ROWS[name]
@@ -268,6 +283,7 @@ def test_more_padding_changes_nothing(name, variant):
     close(output[:, :11], run(setting.inputs), row)
 
 
+@slow
 @each_row
 def test_grouped_heads_are_repeated_heads(name):
     row = ROWS[name]
@@ -283,6 +299,7 @@ def test_grouped_heads_are_repeated_heads(name):
     close(run(setting.inputs), run(repeated), row)
 
 
+@slow
 @each_row
 def test_packed_documents_are_as_alone(name):
     row = ROWS[name]
@@ -318,6 +335,7 @@ def test_packed_documents_are_as_alone(name):
     np.testing.assert_array_equal(packed(changed, setting.d_output)[0][:, 5:], output[:, 5:])
 
 
+@slow
 @each_variant
 def test_vmap_and_checkpoint_and_numpy_change_nothing(name, variant):
     setting = Setting(name)
@@ -336,6 +354,7 @@ def test_vmap_and_checkpoint_and_numpy_change_nothing(name, variant):
     close(row.apply(setting.inputs, with_numbers), want, row)
 
 
+@slow
 @each_variant
 def test_float64_gradients_equal_differences_to_second_order(name, variant):
     setting = Setting(name)
@@ -371,6 +390,7 @@ def test_float64_gradients_equal_differences_to_second_order(name, variant):
             np.testing.assert_allclose(curvature[key], differences, atol=2e-6, rtol=1e-5)
 
 
+@slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 @each_row
 def test_low_precision_is_close(name, dtype):
@@ -397,6 +417,7 @@ def test_low_precision_is_close(name, dtype):
         assert np.isfinite(gradients[key].astype(jnp.float32)).all()
 
 
+@slow
 @each_row
 def test_no_tokens_give_nothing(name):
     setting = Setting(name, queries=0, keys=0)

@@ -21,6 +21,7 @@ def lower(function, *arguments):
     assert jax.export.export(flat, platforms=PLATFORMS)(*map(jnp.asarray, leaves)).platforms == PLATFORMS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=["-".join(case) for case in VARIANTS])
 def test_forward_and_backward_lower_everywhere(name, variant, rng):
     row = ROWS[name]
@@ -36,6 +37,7 @@ def test_forward_and_backward_lower_everywhere(name, variant, rng):
     lower(forward_and_backward, row.draw(sizes))
 
 
+@pytest.mark.slow
 @each_row
 def test_weights_and_steps_lower_everywhere(name):
     row = ROWS[name]
