@@ -46,6 +46,7 @@ def test_a_cluster_for_every_query_is_dense_attention(rng):
     np.testing.assert_allclose(output, dense_attention(query, key, value), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_chunks_of_queries_change_nothing(rng, monkeypatch):
     query, key, value = draw(queries=7)
     planes = draw_hash_planes(rng, 3, 8)
@@ -93,6 +94,7 @@ def test_unfit_arguments_are_refused(rng):
             clustered_attention(query, key, value, **{"hash_planes": np.ones((3, 8)), "num_clusters": 2, **options})
 
 
+@pytest.mark.slow
 def test_memory_is_linear():
     def bytes_at(length):
         tokens = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)

@@ -40,6 +40,7 @@ def weights_by_runs(query, key, key_mask, segments, causal):
     return weights / np.where(total == 0, 1, total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["both_ways", "causal"])
 def test_all_forms_agree_with_pairs_within_runs_of_segments(causal):
     query, key, value = draw()

@@ -138,6 +138,7 @@ def test_compressed_by_counting():
     np.testing.assert_allclose(output, [0, 0, 1, 1, 1, 2.5, 2.5, 2.5])
 
 
+@pytest.mark.slow
 def test_compressed_prompts_in_chunks_equal_the_full_pass(monkeypatch):
     """A prompt longer than a chunk, left-padded by two and with a hole, then single tokens; every kind of kernel."""
     monkeypatch.setattr(compressed_cache, "CHUNK", 4)

@@ -77,6 +77,7 @@ def test_a_key_of_two_rounds_counts_once_or_twice():
         np.testing.assert_allclose(weights[0, 0, 0], [0, *(powers / powers.sum())], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_output_under_every_rule():
     tokens, value = draw(11)
 
@@ -92,6 +93,7 @@ def test_weights_are_those_of_the_output_under_every_rule():
         np.testing.assert_allclose(*both(*rule, tokens, value), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_length_beside_chunks_and_padding_move_no_token():
     """Every length in chunks of 4 equals the same tokens before padding of any content and length."""
     rounds = rotations(2)
@@ -177,6 +179,7 @@ def test_more_rounds_come_closer_to_all_pairs():
     assert many < 0.6 * few
 
 
+@pytest.mark.slow
 def test_heads_taken_one_at_a_time_change_nothing(monkeypatch):
     tokens, value = draw(14)
     attend = jax.jit(lambda *inputs: lsh_attention(*inputs, rotations=rotations(2), num_buckets=(2, 4), chunk_size=4))

@@ -91,6 +91,7 @@ def test_orthogonal_directions_keep_the_lengths_of_normal_vectors():
     assert projection(7, 5, num_kv_heads=3).shape == (3, 7, 5)
 
 
+@pytest.mark.slow
 def test_error_falls_as_the_root_of_the_features_and_orthogonal_is_no_worse():
     """At small norms; means over draws of the squared error of the weights."""
     query, key, _ = draw(0.3, length=16, heads=1, kv_heads=1, head_dim=8)
@@ -112,6 +113,7 @@ def test_error_falls_as_the_root_of_the_features_and_orthogonal_is_no_worse():
     assert all(one < other for one, other in zip(orthogonal, independent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", ["positive", "trigonometric", "relu"])
 def test_later_tokens_however_large_leave_earlier_outputs_alone(features):
     query, key, value = draw(0.5)
@@ -130,6 +132,7 @@ def test_later_tokens_however_large_leave_earlier_outputs_alone(features):
     np.testing.assert_allclose(short, before[:, :5], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_keys_of_any_norm_neither_overflow_nor_vanish(dtype):
     """Keys of small and large norm in turn: exp(-|key|²/2) alone would be 0 or leave the range."""
@@ -166,6 +169,7 @@ def test_a_sum_of_trigonometric_weights_that_is_not_positive_gives_zeros():
     assert output[~lost].any(-1).all()
 
 
+@pytest.mark.slow
 def test_each_key_head_may_have_directions_of_its_own():
     query, key, value = draw()
     directions = projection(num_kv_heads=2)

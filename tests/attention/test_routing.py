@@ -54,6 +54,7 @@ def test_clusters_take_the_nearest_in_order_of_position():
     np.testing.assert_allclose(causal[1], [1 / 4, 3 / 4, 0, 0, 0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_is_never_chosen():
     x = tokens_of(PLUS, PLUS, MINUS, PLUS)
     mask = np.array([[0, 1, 1, 1]])
@@ -87,6 +88,7 @@ def test_centroids_move_to_the_mean_of_their_tokens():
     assert nothing == 0
 
 
+@pytest.mark.slow
 def test_the_loss_draws_tokens_and_not_centroids():
     query, key, _, centroids = draw(7)
     mask = np.arange(7)[None] < 5

@@ -123,6 +123,7 @@ def test_a_hard_permutation_brings_one_block_and_blocks_of_one_sort_tokens():
     np.testing.assert_allclose(output, jnp.einsum("bnts,bsnv->btnv", weights, value), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sort_cut_and_scores_per_head_equal_the_oracle():
     query, key, value, scores = draw()
     mask = np.random.default_rng(3).random((2, 8)) < 0.7
@@ -155,6 +156,7 @@ def test_unsupported_pairs_are_refused():
         sinkhorn_attention(query[:, :4], key, value, block_scores=scores, block_size=2)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_blocks_not_with_pairs():
     def bytes_at(length):
         tokens = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)

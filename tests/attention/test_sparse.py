@@ -93,6 +93,7 @@ def test_patterns_are_dense_attention_with_their_mask(pattern):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_engine_merges_components_over_any_orders_of_queries_and_keys():
     """Two components, the second of a few queries and keys in no order, with empty slots at both ends."""
     random = np.random.default_rng(5)
@@ -203,6 +204,7 @@ def test_a_query_that_sees_nothing_gets_zeros_beside_one_that_sees():
     assert np.isfinite(d_key).all()
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_backwards_and_keeps_the_mean(rng):
     query, key, value = tensors()
     mask = np.isin(np.arange(LENGTH), (3, 8))[None]

@@ -43,6 +43,7 @@ def start_process(process_id, num_processes, address):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_device():
     address = f"127.0.0.1:{free_port()}"
     processes = [start_process(index, 2, address) for index in range(2)]

@@ -148,6 +148,7 @@ def train_together(workdir, flags, port):
     return [(*process.communicate(timeout=240), process.returncode) for process in processes]
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_run_that_one_process_continues(tiny_flags, straight, tmp_path):
     expected, _ = straight
     flags = [*train_flags(tiny_flags), "--config.train.steps=7", "--config.eval.batch_size=2"]

@@ -47,6 +47,7 @@ def reports():
     return json.loads(done.stdout.splitlines()[-1])["reports"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["data=2,fsdp=2,tensor=2", "data=8"])
 def test_eight_devices_train_like_one(reports, sizes):
     report = reports[sizes]
