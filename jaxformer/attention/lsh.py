@@ -85,7 +85,7 @@ def lsh_attention(
     )
     value = hide_missing(check_value(value, query_key), mask)
     batch_size, length, num_heads, _ = query_key.shape
-    if not length:
+    if not value.size:
         return value
     exists = jnp.ones((1, length), bool) if mask is None else mask
     exists = jnp.broadcast_to(exists[None], (num_heads, batch_size, length))

@@ -33,11 +33,13 @@ class SparseCache:
       groups: slots of each group of heads, one group for each pattern.
       index: int32 [], tokens so far, padding included: the next position unless positions are given.
       max_length: longest sequence in tokens, static.
+      patterns: those that the slots were laid out for, static.
     """
 
     groups: tuple[Slots, ...]
     index: Any
     max_length: int = static(1)
+    patterns: tuple[Pattern, ...] = static(())
 
 
 def init_sparse_cache(
@@ -91,7 +93,7 @@ def init_sparse_cache(
                 positions=jnp.full((batch_size, slots), -1, jnp.int32),
             )
         )
-    return SparseCache(tuple(groups), jnp.zeros((), jnp.int32), max_length)
+    return SparseCache(tuple(groups), jnp.zeros((), jnp.int32), max_length, patterns)
 
 
 def sparse_step(
@@ -241,8 +243,8 @@ def _check_cache(
     value: Float[Array, "B T K Hv"],
     layer: ArrayLike | None,
 ) -> None:
-    if len(cache.groups) != len(patterns):
-        raise ValueError(f"pattern has {len(patterns)} parts; the cache was made for {len(cache.groups)}.")
+    if cache.patterns != patterns:
+        raise ValueError(f"pattern is {patterns}; the cache was made for {cache.patterns}.")
     for slots, pattern in zip(cache.groups, patterns):
         regions = find_regions(pattern, cache.max_length)
         lead = (key.shape[0], max(1, key.shape[2] // len(patterns)), sum(region.size for region in regions))

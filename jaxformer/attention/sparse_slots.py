@@ -38,7 +38,9 @@ def find_regions(pattern: Pattern, max_length: int) -> tuple[Region, ...]:
     """The regions of `pattern & causal()` for positions below `max_length` (or any, if all are endless)."""
     pattern = intersect(pattern, CAUSAL)
     regions = _regions(pattern, max_length)
-    if sum(region.size for region in regions) >= max_length:
+    size = sum(region.size for region in regions)
+    # One slot for each position serves as well, unless the parts serve any number of tokens.
+    if size > max_length or (size == max_length and not all(region.endless for region in regions)):
         regions = [_all_positions(pattern, max_length)]
     disjoint: list[Region] = []
     for number, region in enumerate(regions):

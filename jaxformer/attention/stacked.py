@@ -11,9 +11,15 @@ Cache = TypeVar("Cache")
 
 
 def read_layer(cache: Cache, layer: ArrayLike | None) -> Cache:
-    """The cache of one layer; the cache itself where `layer` is None."""
+    """The cache of one layer; the cache itself where `layer` is None.
+
+    Raises:
+      ValueError: the cache is not stacked, as a leaf without axes shows.
+    """
     if layer is None:
         return cache
+    if any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(cache)):
+        raise ValueError(f"layer is {layer}, but the cache is of one layer; layer goes with a stacked cache only.")
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False), cache)
 
 

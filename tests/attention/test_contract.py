@@ -508,3 +508,10 @@ def test_unfit_inputs_are_refused_by_name(name):
     if not row.kind.bidirectional:
         with pytest.raises(ValueError, match="causal"):
             row.apply(inputs, {**options, "causal": False})
+    if row.kind.decodes:
+        kind, sizes, known = row.kind, row.size(queries=3, keys=3), functools.partial(_known, options)
+        cache = kind.init_cache(
+            sizes.batch, 4, sizes.kv_heads, sizes.head_dim, value_dim=sizes.value_dim, **known(kind.init_cache)
+        )
+        with pytest.raises(ValueError, match="layer goes with a stacked cache"):
+            call(kind, kind.step, row.draw(sizes), cache, layer=0, **known(kind.step))
