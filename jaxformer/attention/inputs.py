@@ -89,6 +89,45 @@ def check_broadcast(array_shape: tuple[int, ...], name: str, shape: tuple[int, i
     return (1,) * (4 - len(array_shape)) + array_shape
 
 
+def check_count(value: int, name: str, least: int = 1) -> int:
+    """A static number of things: a Python or numpy integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}.")
+    return int(value)
+
+
+def check_number(value: float, name: str, least: float, most: float = float("inf")) -> float:
+    """A static, finite number from `least` to `most`."""
+    known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not known or not np.isfinite(value) or not least <= value <= most:
+        limits = f"of at least {least}" if most == float("inf") else f"in [{least:g}, {most:g}]"
+        raise ValueError(f"{name} is {value!r}; it must be a number {limits}.")
+    return float(value)
+
+
+def check_flag(value: bool, name: str) -> bool:
+    """A static bool."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(f"{name} is traced; it is static, a Python bool: close over it or name it in static_argnames.")
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} is {value!r}; it must be True or False.")
+    return bool(value)
+
+
+def check_rng(rng: Array) -> Array:
+    """One typed key."""
+    if not isinstance(rng, jax.Array) or not jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.ndim:
+        raise ValueError("rng must be one typed key, as jax.random.key(seed) makes it.")
+    return rng
+
+
+def as_array(array: ArrayLike, name: str) -> Array:
+    """The argument as a JAX array, refused where it is missing or no array at all."""
+    if array is None or isinstance(array, str):
+        raise ValueError(f"{name} is {array!r}; it must be an array.")
+    return jnp.asarray(array)
+
+
 def check_scale(scale: ArrayLike | None, head_dim: int) -> float | Float[Array, ""]:
     """The factor on the logits: 1 / sqrt(head_dim) unless given."""
     if scale is None:

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -22,6 +24,10 @@ from jaxformer.attention.scores import (
 )
 from jaxformer.attention.terms import Terms
 from jaxformer.functional import compute_dtype
+
+# The least width and the most widths between two features: in float32 the derivatives of squares are finite for all
+# that lies between them, so that a key without weight passes on 0, not 0 times infinity.
+NARROWEST, FARTHEST = 1e-10, 1e12
 
 
 def kernel_attention(
@@ -48,14 +54,15 @@ def kernel_attention(
     Kernels: "gaussian" exp(-u²/2); "boxcar" 1 for u <= 1; "epanechnikov" 0.75 (1 - u²) for u <= 1; "triangular" 1 - u
     for u <= 1; "constant" 1. All but the first and last see nothing beyond the width; a query with no key in reach gets
     zeros. The Gaussian is computed from its logarithm, so a query far from all keys takes the nearest one's value.
+    More than 1e12 widths in one feature count as 1e12, with the gradient 0 to query and key.
 
     Args:
       query: floating [B, T, N, H].
       key: [B, S, K, H] in query.dtype, N being a multiple of K.
       value: floating [B, S, K, Hv].
       kernel: a name, or a function of u [..] to weights [..] >= 0, differentiable where they are positive; static.
-      width: positive number or floating array, a scalar or [N] for each head, in the units of query and key. Gets
-        gradients where the kernel depends on it.
+      width: number or floating array of at least 1e-10, a scalar or [N] for each head, in the units of query and key.
+        Gets gradients where the kernel depends on it. Where it is traced, what is less counts as 1e-10.
       leave_one_out: hide from each query the key at its own position, as one must to learn the width from the keys'
         own values: otherwise each is best told by itself and the width shrinks to 0. Needs T = S.
       key_mask: bool or 0/1 int [B or 1, S], True = the key exists. What key and value hold elsewhere, NaN included,
@@ -70,7 +77,7 @@ def kernel_attention(
 
     Raises:
       ValueError: shapes or dtypes that do not fit, causal with T > S, leave_one_out with T != S, an unknown kernel, or
-        a width that is not positive.
+        a width below 1e-10.
     """
     query, key = check_query_key(query, key)
     value = check_value(value, key)
@@ -188,10 +195,11 @@ def _score(query: Float[Array, "B T N H"], kernel: str | Callable, width: ArrayL
 
     num_heads = query.shape[2]
     dtype = compute_dtype(query.dtype)
-    if isinstance(width, int | float | np.ndarray) and not np.all(np.asarray(width) > 0):
-        raise ValueError(f"width is {width}; it must be positive.")
-    width = float(width) if isinstance(width, int) else width
+    width = float(width) if isinstance(width, int | np.integer) and not isinstance(width, bool) else width
     width = check_array(width, "width", (), (num_heads,)).astype(dtype)
+    if not isinstance(width, jax.core.Tracer) and not np.all(np.asarray(width) >= np.asarray(NARROWEST, dtype)):
+        raise ValueError(f"width is {width}; it must be at least {NARROWEST}.")
+    width = jnp.where(width < NARROWEST, jnp.asarray(NARROWEST, dtype), width)
     widths = jnp.broadcast_to(width, (num_heads,)) if width.ndim == 0 else width
 
     def score(queries: Float[Array, "B t N H"], keys: Float[Array, "B s K H"]) -> Float[Array, "B N t s"]:
@@ -200,8 +208,13 @@ def _score(query: Float[Array, "B T N H"], kernel: str | Callable, width: ArrayL
         queries = queries.astype(dtype).reshape(batch_size, num_queries, num_kv_heads, -1, 1, head_dim)
         queries = queries.transpose(0, 2, 3, 1, 4, 5)
         keys = keys.astype(dtype).swapaxes(1, 2)[:, :, None, None]
-        squares = jnp.square(queries - keys).sum(-1).reshape(batch_size, num_heads, num_queries, -1)
-        return logarithm(squares / jnp.square(widths)[None, :, None, None])
+        # Widths before squares, and no distance whose square or its derivative would overflow.
+        by_head = widths.reshape(1, num_kv_heads, -1, 1, 1, 1)
+        fixed = lax.stop_gradient(by_head)
+        reach = jnp.minimum(fixed * FARTHEST, jnp.finfo(dtype).max)
+        # The factor is 1, and carries the derivatives to the width without its square.
+        apart = jnp.clip(queries - keys, -reach, reach) / fixed * jnp.exp(jnp.log(fixed) - jnp.log(by_head))
+        return logarithm(jnp.square(apart).sum(-1).reshape(batch_size, num_heads, num_queries, -1))
 
     return score
 

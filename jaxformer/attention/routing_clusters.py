@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention.by_heads import map_heads
 from jaxformer.attention.inputs import check_key_mask, check_query_key, hide_missing
-from jaxformer.attention.unit_length import unit_length
+from jaxformer.attention.unit_length import unit_length, unit_range
 from jaxformer.functional import compute_dtype, first_argmax
 
 
@@ -73,7 +73,9 @@ def routing_update(
 
 def routing_vectors(tokens: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     """Layer normalisation without scale, to length one, in float32 or wider."""
-    tokens = tokens.astype(compute_dtype(tokens.dtype))
+    # Differences of nearly equal features are exact; the mean alone would leave its rounding error for a direction.
+    half = tokens.astype(compute_dtype(tokens.dtype)) * 0.5
+    tokens = unit_range(half - lax.stop_gradient(half[..., :1]))
     return unit_length(tokens - tokens.mean(-1, keepdims=True))
 
 

@@ -56,9 +56,9 @@ def sinkhorn_attention(
       key: [B, T, K, H] in query.dtype, N being a multiple of K.
       value: floating [B, T, K, Hv].
       block_scores: floating [B or 1, K or 1, blocks, blocks]: how much block i (row) wants block j. At least as many
-        blocks as the input has, T / block_size rounded up; the first ones are used.
+        blocks as the input has, T / block_size rounded up; the first ones are used. -inf: block i never gets block j.
       block_size: tokens per block; the last block may be shorter.
-      temperature: of the balancing, above 0.
+      temperature: of the balancing, at least 1e-30.
       num_iterations: rounds of balancing, at least 1.
       sort_cut: how many of the sorted blocks every query sees; None = its own one. Not with causal.
       key_mask: bool or 0/1 int [B or 1, T], True = the key exists. What key and value hold elsewhere, NaN included,

@@ -6,8 +6,11 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.attention.inputs import check_key_mask
+from jaxformer.attention.inputs import check_key_mask, check_number
 from jaxformer.functional import as_mask, compute_dtype
+
+# Least temperature, and bound of the scores over it, far inside float32's range.
+LEAST_TEMPERATURE, LARGEST = 1e-30, 1e28
 
 
 def sinkhorn(
@@ -29,10 +32,11 @@ def sinkhorn(
     i alone: a row takes of a column what the rows before it have left, and no entry depends on a later row or column.
 
     Args:
-      scores: floating [.., M, M], row i's wish for column j. Computed in float32, or float64 if they are float64.
+      scores: floating [.., M, M], row i's wish for column j. Computed in float32, or float64 if they are float64. -inf
+        is an entry of 0, as by the mask, and scores / temperature beyond 1e28 count as that.
         Gumbel noise, if any, is added by the caller, in training only.
       num_iterations: rounds, at least 1.
-      temperature: above 0; lower is closer to a hard permutation.
+      temperature: at least 1e-30; lower is closer to a hard permutation.
       mask: bool or 0/1 int that broadcasts to scores, False = the entry is 0. Sums run over the rest.
       causal: rows see earlier columns only, and depend on earlier rows only.
 
@@ -47,13 +51,12 @@ def sinkhorn(
         raise ValueError(f"scores is {scores.dtype} {scores.shape}; it must be floating and square in its last axes.")
     if num_iterations < 1:
         raise ValueError(f"num_iterations is {num_iterations}; it must be at least 1.")
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; it must be above 0.")
-    entries = jnp.ones(scores.shape, bool)
+    check_number(temperature, "temperature", LEAST_TEMPERATURE)
+    entries = scores != -jnp.inf
     if mask is not None:
         mask = as_mask(mask)
         try:
-            entries = jnp.broadcast_to(mask, scores.shape)
+            entries = entries & jnp.broadcast_to(mask, scores.shape)
         except ValueError:
             raise ValueError(f"mask {mask.shape} does not broadcast to the scores {scores.shape}.") from None
     if causal:
@@ -69,6 +72,9 @@ def _balance(
     causal: bool,
 ) -> Float[Array, "... M M"]:
     dtype = compute_dtype(scores.dtype)
+    # Bounded, so that sums and differences are finite; the constant passes no gradient to what takes no part.
+    scores = jnp.where(entries, scores.astype(dtype), jnp.zeros((), dtype)) / jnp.asarray(temperature, dtype)
+    scores = jnp.clip(scores, -LARGEST, LARGEST)
     # Finite, so that no difference of two of them is NaN, and far below any score.
     nothing = jnp.asarray(-1e30, dtype)
 
@@ -83,7 +89,7 @@ def _balance(
         logits = keep(logits - columns)
         return keep(logits - jax.nn.logsumexp(logits, -1, keepdims=True)), None
 
-    logits, _ = lax.scan(one_round, keep(scores.astype(dtype) / jnp.asarray(temperature, dtype)), length=num_iterations)
+    logits, _ = lax.scan(one_round, keep(scores), length=num_iterations)
     return jnp.where(entries, jnp.exp(logits), jnp.zeros((), dtype))
 
 

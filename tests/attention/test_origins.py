@@ -21,6 +21,7 @@ from jaxformer.attention import (
     shared_query_key_attention,
     shared_query_key_attention_weights,
 )
+from jaxformer.attention.unit_length import unit_length
 
 
 def normal(*shape, seed=0):
@@ -124,7 +125,14 @@ def test_leave_one_out_hides_each_key_from_itself():
 
 def test_unfit_kernels_and_widths_are_refused():
     key = normal(1, 3, 2, 4)
-    for options in ({"kernel": "cosine"}, {"width": 0.0}, {"width": np.array([1.0, -1.0])}, {"width": np.ones(3)}):
+    for options in (
+        {"kernel": "cosine"},
+        {"width": 0.0},
+        {"width": 1e-11},
+        {"width": True},
+        {"width": np.array([1.0, -1.0])},
+        {"width": np.ones(3)},
+    ):
         with pytest.raises(ValueError, match=next(iter(options))):
             kernel_attention(key, key, key, **options)
     cache = init_cache(1, 3, 2, 4)
@@ -132,6 +140,29 @@ def test_unfit_kernels_and_widths_are_refused():
     np.testing.assert_allclose(
         output, kernel_attention(key, key, key, kernel="boxcar", width=2, causal=True), atol=1e-6
     )
+
+
+def test_narrow_kernels_and_large_features_have_finite_gradients():
+    query, key, value = normal(1, 3, 1, 2), normal(1, 4, 1, 2, seed=1), normal(1, 4, 1, 2, seed=2)
+
+    @jax.jit
+    def slopes(query, key, width):
+        def loss(*arguments):
+            output = kernel_attention(*arguments[:2], value, width=arguments[2])
+            return (output**2).sum(), output
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(query, key, width)
+
+    nearest = value[0, np.square(query[0, :, None, 0] - key[0, None, :, 0]).sum(-1).argmin(1), 0]
+    for size, width in ((1.0, 1e-10), (1.0, 1e-30), (1e20, 1.0), (1e38, 1.0)):
+        gradients, output = slopes(query * np.float32(size), key * np.float32(size), width)
+        assert all(np.isfinite(gradient).all() for gradient in gradients)
+        if size == 1:
+            np.testing.assert_array_equal(output[0, :, 0], nearest)
+    plain, _ = slopes(query, key, 1.0)
+    scaled, _ = slopes(query * np.float32(1e30), key * np.float32(1e30), 1e30)
+    for one, other in zip(plain, scaled):
+        np.testing.assert_allclose(one, other * 1e30, rtol=1e-3, atol=1e-6)
 
 
 # Additive, concatenation and bilinear attention.
@@ -225,6 +256,23 @@ def test_keys_have_unit_length_and_a_zero_vector_a_finite_gradient():
         query_key
     )
     assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("exponent", [-37, -19, -13, 0, 19, 37])
+def test_unit_vectors_and_their_gradients_are_right_at_any_scale(exponent):
+    vector, outer = np.array([3.0, -4.0, 0.0]), np.array([1.0, 0.5, -2.0])
+    scaled = jnp.asarray(vector * 10.0**exponent, jnp.float32)
+    unit, pull = jax.vjp(unit_length, scaled)
+    np.testing.assert_allclose(unit, vector / 5, rtol=1e-6)
+    slope = (outer - vector / 5 * (vector / 5 @ outer)) / 5
+    # Times the length, as 1e-38 is no normal number.
+    large = np.float32(10.0 ** max(exponent, 0))
+    np.testing.assert_allclose(
+        pull(jnp.asarray(outer * large, jnp.float32))[0] * scaled[0] / large, 3 * slope, rtol=1e-5
+    )
+    unit, pull = jax.vjp(unit_length, jnp.zeros(3, jnp.float32))
+    np.testing.assert_array_equal(unit, np.zeros(3))
+    assert np.isfinite(pull(jnp.ones(3, jnp.float32))[0]).all()
 
 
 def test_memory_of_shared_queries_and_keys_is_linear():

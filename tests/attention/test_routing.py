@@ -14,6 +14,7 @@ from jaxformer.attention import (
     routing_step,
     routing_update,
 )
+from jaxformer.attention.routing_clusters import routing_vectors
 
 # Routing vectors of (a, -a) are (1, -1) / sqrt(2) or its opposite, whatever is added to both.
 PLUS, MINUS = np.array([3.0, 1.0], np.float32), np.array([-1.0, 1.0], np.float32)
@@ -52,6 +53,15 @@ def test_clusters_take_the_nearest_in_order_of_position():
     np.testing.assert_allclose(causal[[0, 2, 4]], [[1, 0, 0, 0, 0], [0, half, half, 0, 0], first], atol=1e-6)
     # Token 1 sees itself in the first cluster, and tokens 0 and 1 in the second.
     np.testing.assert_allclose(causal[1], [1 / 4, 3 / 4, 0, 0, 0], atol=1e-6)
+
+
+def test_features_that_are_nearly_equal_have_an_exact_direction():
+    tokens = np.float32(0.1) + np.float32(2**-27) * np.array([[0, 0, 0], [0, 1, 2], [3, 0, 0]], np.float32)
+    vectors, pull = jax.vjp(jax.jit(routing_vectors), jnp.asarray(tokens))
+    half, third = 0.5**0.5, 6**-0.5
+    np.testing.assert_allclose(vectors, [[0, 0, 0], [-half, 0, half], [2 * third, -third, -third]], atol=1e-6)
+    assert np.isfinite(pull(jnp.ones((3, 3), jnp.float32))[0]).all()
+    np.testing.assert_allclose(routing_vectors(vectors * 3e38), vectors, atol=1e-6)
 
 
 @pytest.mark.slow

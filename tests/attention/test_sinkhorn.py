@@ -45,6 +45,35 @@ def test_balancing_converges_to_the_doubly_stochastic_matrix_and_never_overflows
     assert not part[:, :, [1, 4]].any()
 
 
+def test_minus_infinity_is_an_entry_that_takes_no_part():
+    scores = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    mask = np.ones((4, 4), bool)
+    mask[1], mask[:, 2] = False, False
+
+    @functools.partial(jax.jit, static_argnames="causal")
+    def both(scores, mask, causal):
+        outer = jnp.arange(16.0).reshape(4, 4)
+        return jax.value_and_grad(
+            lambda scores: (outer * sinkhorn(scores, 5, temperature=0.5, mask=mask, causal=causal)).sum()
+        )(scores)
+
+    hidden = np.where(mask, scores, -np.inf)
+    for causal in (False, True):
+        for wanted, found in zip(both(scores, mask, causal), both(hidden, np.ones((4, 4), bool), causal)):
+            np.testing.assert_array_equal(wanted, found)
+            assert np.isfinite(found).all()
+    cold = sinkhorn(scores * 1e30, 3, temperature=1e-30)
+    assert np.isfinite(cold).all()
+
+    query, key, value, scores = draw()
+    scores = np.array(scores)
+    scores[:, :, 1], scores[:, :, :, 2] = -np.inf, -np.inf
+    slopes = jax.jit(jax.grad(lambda *arrays: attend(*arrays, block_size=2).sum(), (0, 1, 2, 3)))(
+        query, key, value, scores
+    )
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
 def test_causal_balancing_depends_on_nothing_later():
     """By the Jacobian: row i on rows up to i and on columns before i, and bit-equal whatever follows or how much."""
     scores = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
@@ -145,6 +174,9 @@ def test_unsupported_pairs_are_refused():
         "sort_cut shows": {"sort_cut": 2, "causal": True},
         "sort_cut is 0": {"sort_cut": 0},
         "temperature is 0": {"temperature": 0.0},
+        "temperature is 1e-40": {"temperature": 1e-40},
+        "temperature is True": {"temperature": True},
+        "temperature is nan": {"temperature": float("nan")},
         "num_iterations is 0": {"num_iterations": 0},
         "block_size is 0": {"block_size": 0},
         "for fewer blocks than the 8": {"block_size": 1},
