@@ -97,12 +97,58 @@ class Blocks:
     rng: Any = None
 
     def at_query(self, array: Array, axis: int, pair: Pair) -> Array:
-        """The part of an array that belongs to the pair's queries."""
+        """The part of an array that belongs to the pair's queries, which stand along the axis."""
         return cut(array, axis, pair[0], self.query_block)
 
     def at_key(self, array: Array, axis: int, pair: Pair) -> Array:
         """The part of an array that belongs to the pair's keys."""
         return cut(array, axis, pair[1], self.key_block)
+
+    def put(self, array: Array, block: Array, axis: int, start: Array) -> Array:
+        """The array with such a part replaced."""
+        return paste(array, block, axis, start)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs(Blocks):
+    """Blocks of which a run of neighbours is computed at once, as if they were further heads.
+
+    Arrays stay as they come, tokens before heads: [B, T, K, G, H] and [B, S, K, H], also those of sums and gradients.
+    What `Blocks` cuts from [B, K, G, T, H] along an axis is here [B, run K, G, block, H].
+
+    Attributes:
+      run: pairs of blocks in a run.
+    """
+
+    run: int = 1
+
+    def at_query(self, array: Array, axis: int, pair: Pair) -> Array:
+        """The part of an array that belongs to the run's queries."""
+        return self._by_block(cut(array, 1, pair[0], self.run * self.query_block), axis)
+
+    def at_key(self, array: Array, axis: int, pair: Pair) -> Array:
+        """The part of an array that belongs to the run's keys."""
+        return self._by_block(cut(array, 1, pair[1], self.run * self.key_block), axis)
+
+    def put(self, array: Array, block: Array, axis: int, start: Array) -> Array:
+        """The array with such a part replaced."""
+        parts = block.reshape(len(block), self.run, -1, *block.shape[2:])
+        parts = parts.transpose(np.argsort(_axes_by_block(parts.ndim, axis)))
+        return paste(array, parts.reshape(len(block), -1, *parts.shape[3:]), 1, start)
+
+    def _by_block(self, part: Array, axis: int) -> Array:
+        parts = part.reshape(len(part), self.run, -1, *part.shape[2:])
+        parts = parts.transpose(_axes_by_block(parts.ndim, axis))
+        return parts.reshape(len(part), -1, *parts.shape[3:])
+
+
+def _axes_by_block(ndim: int, axis: int) -> tuple[int, ...]:
+    """From [B, run, tokens, K, ..] to [B, run, K, ..] with tokens at an axis that does not count the run."""
+    rest = list(range(4, ndim))
+    if axis == 4:  # Rows that are read by columns: [B, K, H, G, T].
+        rest.reverse()
+    rest.insert(axis - 2, 2)
+    return (0, 1, 3, *rest)
 
 
 def accumulator(query: Array, value: Array) -> jnp.dtype:
@@ -124,9 +170,9 @@ def start_running(shape: tuple[int, ...], value_dim: int, dtype: jnp.dtype) -> R
 
 def add_softmax(
     blocks: Blocks,
-    rows: Float[Array, "B K G T H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S Hv"],
+    rows: Float[Array, "B _ _ _ H"],
+    keys: Float[Array, "B _ _ _"],
+    values: Float[Array, "B _ _ Hv"],
     running: Running,
 ) -> Running:
     """The running softmax with all pairs of blocks added."""
@@ -147,12 +193,12 @@ def add_softmax(
             return Running(highest, total, old.output * shrink[..., None] + block)
 
         new = _unless_hidden(blocks, visible, add, Running(*(blocks.at_query(part, 3, pair) for part in running)))
-        return Running(*(paste(part, block, 3, pair[0]) for part, block in zip(running, new))), None
+        return Running(*(blocks.put(part, block, 3, pair[0]) for part, block in zip(running, new))), None
 
     return _over_pairs(blocks, step, running)
 
 
-def finish_softmax(running: Running) -> tuple[Float[Array, "B K G T Hv"], Float[Array, "B K G T"]]:
+def finish_softmax(running: Running) -> tuple[Float[Array, "B _ _ _ Hv"], Float[Array, "B _ _ _"]]:
     """Outputs and log-normalisers, both 0 where nothing was seen."""
     dtype = running.total.dtype
     total = jnp.where(running.total == 0, jnp.ones((), dtype), running.total)
@@ -200,9 +246,9 @@ def add_gradients(blocks: Blocks, rows: QueryRows, columns: KeyColumns, gradient
         )
         new = _unless_hidden(blocks, visible, add, old)
         return Gradients(
-            paste(gradients.query, new.query, 3, pair[0]),
-            paste(gradients.key, new.key, 3, pair[1]),
-            paste(gradients.value, new.value, 3, pair[1]),
+            blocks.put(gradients.query, new.query, 3, pair[0]),
+            blocks.put(gradients.key, new.key, 3, pair[1]),
+            blocks.put(gradients.value, new.value, 3, pair[1]),
             new.bias,
         ), None
 
@@ -250,12 +296,12 @@ def _unless_hidden(blocks: Blocks, visible: Array | None, add: Callable[[State],
 
 def _logits(
     blocks: Blocks,
-    rows: Float[Array, "B K G T H"],
-    keys: Float[Array, "B K H S"],
+    rows: Float[Array, "B _ _ _ H"],
+    keys: Float[Array, "B _ _ _"],
     pair: Pair,
     visible: Array | None,
     dtype: jnp.dtype,
-) -> Float[Array, "B K G q s"]:
+) -> Float[Array, "B _ G q s"]:
     """Logits of one pair of blocks, -inf where hidden."""
     logits = rows_times(blocks.at_query(rows, 3, pair), blocks.at_key(keys, 3, pair), dtype)
     added = blocks.added(pair)

@@ -23,10 +23,13 @@ class Component:
       query_order: int32 [Q], position of the query in each slot, -1 for an empty slot; no position twice. Q is a
         multiple of query_block.
       key_order: int32 [K], the same for keys; K is at least key_block.
-      pairs: int32 [P, 2], first query slot and first key slot of each pair of blocks, sorted by both.
+      pairs: int32 [P, 2], first query slot and first key slot of each run of pairs of blocks, sorted by both.
       full: bool [P], whether every pair of slots in the blocks counts, so that no mask is needed.
       query_block, key_block: slots in a block.
       visible: which (query position, key position) belong to this component and to no earlier one.
+      run: pairs of blocks in a run: of each the next block of queries, and the next of keys. All blocks of keys then
+        start at multiples of `key_block`. None: single pairs.
+      skips: int32 [P], how many pairs at the start of a run an earlier run has; None for none in any.
     """
 
     layout: str
@@ -37,8 +40,26 @@ class Component:
     query_block: int
     key_block: int
     visible: Predicate
+    run: int | None = None
+    skips: Int[np.ndarray, "P"] | None = None
 
     @property
     def executed(self) -> int:
         """Pairs of slots that are computed."""
-        return len(self.pairs) * self.query_block * self.key_block
+        return len(self.pairs) * self.area
+
+    @property
+    def area(self) -> int:
+        """Pairs of slots that are computed at once."""
+        return (self.run or 1) * self.query_block * self.key_block
+
+    def each_pair(self) -> Int[np.ndarray, "_ 2"]:
+        """First query slot and first key slot of every pair of blocks, run after run, each once."""
+        pairs = spread_runs(self.pairs, self.run, self.query_block, self.key_block)
+        return pairs if self.skips is None else pairs[(np.arange(self.run or 1) >= self.skips[:, None]).ravel()]
+
+
+def spread_runs(pairs: Int[np.ndarray, "P 2"], run: int | None, query_block: int, key_block: int) -> np.ndarray:
+    """The starts of all pairs of blocks in runs that start at `pairs`."""
+    steps = np.arange(run or 1)[:, None] * np.array([query_block, key_block])
+    return (pairs[:, None] + steps).reshape(-1, 2)

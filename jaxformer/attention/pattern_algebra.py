@@ -13,6 +13,7 @@ from jaxtyping import Bool
 from jaxformer.attention.components import Component
 from jaxformer.attention.pattern_compile import Piece, compile_pieces, count_component, count_diagonals, count_executed
 from jaxformer.attention.pattern_layout import lay_out
+from jaxformer.attention.pattern_runs import lay_out_runs
 from jaxformer.attention.pattern_spans import Bounds, Spans
 
 
@@ -147,10 +148,12 @@ class Band(Pattern):
         positions = np.where(positions < length, positions, -1)
         base, place = np.arange(groups)[:, None] * size, np.arange(size)[None]
         after = 0 if causal else size if self.after is None else self.after
-        first = np.maximum(place - (size if self.before is None else self.before), 0)
+        before = size if self.before is None else self.before
+        first = np.maximum(place - before, 0)
         stop = np.minimum(place + after + 1, size)
         name = "banded" if groups == 1 else "permuted"
-        return [(lay_out(name, positions, positions.ravel(), base + first, base + stop), self)]
+        runs = lay_out_runs(name, positions, before, after)
+        return [(lay_out(name, positions, positions.ravel(), base + first, base + stop, runs), self)]
 
     def __repr__(self) -> str:
         window = self.before if self.before == self.after else (self.before, self.after)

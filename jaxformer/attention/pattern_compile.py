@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxformer.attention.components import Component
+from jaxformer.attention.components import Component, spread_runs
 from jaxformer.attention.pattern_layout import Layout
 from jaxformer.attention.pattern_spans import Spans
 
@@ -31,13 +31,19 @@ def compile_pieces(pieces: list[Piece]) -> tuple[Component, ...]:
             may = _may_see(region, query, key)
         if may.any():
             full = region.bounds(query, key)[1] & query.whole & key.whole
+            run = layout.run or 1
+            may, full = may.reshape(-1, run).any(1), full.reshape(-1, run).all(1)
             components.append(_component(layout, may, full, region))
     return tuple(components)
 
 
 def count_executed(pieces: list[Piece]) -> int:
     """Pairs of slots in the blocks that are not known to be empty."""
-    return sum(int(_may_see(pattern, *_spans(layout)).sum()) * layout.area for layout, pattern in pieces)
+    executed = 0
+    for layout, pattern in pieces:
+        may = _may_see(pattern, *_spans(layout)).reshape(-1, layout.run or 1).any(1)
+        executed += int(may.sum()) * layout.area
+    return executed
 
 
 def count_diagonals(pattern: Any, length: int) -> int:
@@ -52,7 +58,7 @@ def count_component(component: Component, length: int) -> int:
     region = component.visible.__self__  # type: ignore[attr-defined]
     if region.shift_invariant:
         return count_diagonals(region, length)
-    count, pairs, query_block, key_block = 0, component.pairs, component.query_block, component.key_block
+    count, pairs, query_block, key_block = 0, component.each_pair(), component.query_block, component.key_block
     while len(pairs):
         query = Spans(component.query_order, pairs[:, 0], query_block)
         key = Spans(component.key_order, pairs[:, 1], key_block)
@@ -70,9 +76,10 @@ def count_component(component: Component, length: int) -> int:
 
 
 def _spans(layout: Layout) -> tuple[Spans, Spans]:
+    pairs = spread_runs(layout.pairs, layout.run, layout.query_block, layout.key_block)
     return (
-        Spans(layout.query_order, layout.pairs[:, 0], layout.query_block),
-        Spans(layout.key_order, layout.pairs[:, 1], layout.key_block),
+        Spans(layout.query_order, pairs[:, 0], layout.query_block),
+        Spans(layout.key_order, pairs[:, 1], layout.key_block),
     )
 
 
@@ -82,9 +89,13 @@ def _may_see(pattern: Any, query: Spans, key: Spans) -> Bool[np.ndarray, "P"]:
 
 def _component(layout: Layout, kept: Bool[np.ndarray, "P"], full: Bool[np.ndarray, "P"], region: Any) -> Component:
     arrays = (layout.query_order, layout.key_order, layout.pairs[kept], full[kept])
+    skips = None if layout.skips is None else layout.skips[kept]
+    if skips is not None:
+        arrays[3][skips > 0] = False  # What an earlier run has is masked.
+        skips.setflags(write=False)
     for array in arrays:
         array.setflags(write=False)
-    return Component(layout.name, *arrays, layout.query_block, layout.key_block, region.visible)
+    return Component(layout.name, *arrays, layout.query_block, layout.key_block, region.visible, layout.run, skips)
 
 
 def _parts(size: int) -> int:

@@ -4,7 +4,7 @@ Everything here is numpy on O(length) or O(blocks) entries, never length x lengt
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Int
 
 # At most so many pairs are computed for each that the pattern has, where blocks of at least 8 queries can keep it.
-MAX_WASTE = 1.98
+MAX_WASTE = 1.99
 # Else, for windows of a few tokens, at most so many for each query.
 SMALL_WINDOW = 32
-# What one more pair of blocks, and each query or key in it, costs beside its pairs of tokens, in pairs of tokens: for a
-# block of 256 x 256 a quarter, and an eighth.
-STEP_COST, TOKEN_COST = 2**14, 2**4
+# What one more step, and each query or key in it, costs beside its pairs of tokens, in pairs of tokens: measured on a
+# CPU with heads of 64. In runs of blocks, tokens also change places with heads.
+STEP_COST, TOKEN_COST, RUN_TOKEN_COST = 10_000, 24, 40
 # Entries of the largest block of logits, for each head.
 MAX_AREA = 2**17
 QUERY_BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -34,11 +34,23 @@ class Layout:
     pairs: Int[np.ndarray, "P 2"]
     query_block: int
     key_block: int
+    run: int | None = None
+    skips: Int[np.ndarray, "P"] | None = None
 
     @property
     def area(self) -> int:
-        """Pairs of slots in one pair of blocks."""
-        return self.query_block * self.key_block
+        """Pairs of slots that are computed at once."""
+        return (self.run or 1) * self.query_block * self.key_block
+
+    @property
+    def executed(self) -> int:
+        """Pairs of slots that are computed."""
+        return len(self.pairs) * self.area
+
+    def cost(self) -> int:
+        """In pairs of tokens."""
+        tokens = (self.run or 1) * (self.query_block + self.key_block)
+        return len(self.pairs) * (self.area + STEP_COST + RUN_TOKEN_COST * tokens)
 
 
 def lay_out(
@@ -47,6 +59,7 @@ def lay_out(
     keys: Int[np.ndarray, "K"],
     first: Int[np.ndarray, "G m"],
     stop: Int[np.ndarray, "G m"],
+    others: Iterable[Layout] = (),
 ) -> Layout:
     """The cheapest layout in which the query in each slot meets a range of key slots.
 
@@ -55,14 +68,17 @@ def lay_out(
       queries: position of the query in each slot, -1 for none, in groups that blocks should not straddle.
       keys: position of the key in each slot, -1 for none.
       first, stop: the query in slot [g, i] meets the keys in slots first[g, i] up to stop[g, i], excluded.
+      others: further layouts of the same pairs to choose from.
     """
     stop = np.where(queries < 0, first, np.maximum(first, stop))
-    candidates = list(_candidates(queries, first, stop, len(keys)))
+    candidates: list[_Blocks | Layout] = [*_candidates(queries, first, stop, len(keys)), *others]
     for limit in (MAX_WASTE * max(1, int((stop - first).sum())), SMALL_WINDOW * queries.size, np.inf):
         allowed = [blocks for blocks in candidates if blocks.executed <= limit]
         if allowed:
             break
-    blocks = min(allowed, key=_Blocks.cost)
+    blocks = min(allowed, key=lambda blocks: blocks.cost())
+    if isinstance(blocks, Layout):
+        return blocks
     pairs = blocks.pairs()
     end = int(pairs[:, 1].max(initial=0)) + blocks.key_block
     key_order = np.concatenate([keys, np.full(max(0, end - len(keys)), -1)])
@@ -70,12 +86,20 @@ def lay_out(
 
 
 def make_layout(
-    name: str, query_order: np.ndarray, key_order: np.ndarray, pairs: np.ndarray, query_block: int, key_block: int
+    name: str,
+    query_order: np.ndarray,
+    key_order: np.ndarray,
+    pairs: np.ndarray,
+    query_block: int,
+    key_block: int,
+    run: int | None = None,
+    skips: np.ndarray | None = None,
 ) -> Layout:
     """A layout of int32 arrays, its pairs sorted."""
-    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+    pairs, skips = pairs[order], skips[order].astype(np.int32) if skips is not None and skips.any() else None
     query_order, key_order, pairs = (array.astype(np.int32) for array in (query_order, key_order, pairs))
-    return Layout(name, query_order, key_order, pairs, query_block, key_block)
+    return Layout(name, query_order, key_order, pairs, query_block, key_block, run, skips)
 
 
 def pad_groups(groups: Int[np.ndarray, "G m"], size: int) -> Int[np.ndarray, "G s"]:

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from jaxformer.attention.pattern_algebra import Pattern
 from jaxformer.attention.pattern_compile import Piece
 from jaxformer.attention.pattern_layout import Layout, lay_out
+from jaxformer.attention.pattern_runs import lay_out_block_runs
 from jaxformer.attention.pattern_spans import Bounds, Spans
 
 
@@ -43,7 +44,8 @@ class BlockBand(Pattern):
         if causal:
             stop = np.minimum(stop, positions + 1)
         positions = np.where(positions < length, positions, -1)
-        return [(lay_out("banded", positions, np.arange(length), first, stop), self)]
+        runs = lay_out_block_runs("banded", positions, self.before, 0 if causal else self.after)
+        return [(lay_out("banded", positions, np.arange(length), first, stop, runs), self)]
 
     def __repr__(self) -> str:
         window = self.before if self.before == self.after else (self.before, self.after)

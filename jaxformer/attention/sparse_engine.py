@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.attention.block_layout import by_head, by_token, cut
+from jaxformer.attention.block_layout import counts_from, cut
 from jaxformer.attention.block_steps import (
     Blocks,
     Gradients,
@@ -25,6 +25,7 @@ from jaxformer.attention.block_steps import (
     PairGroup,
     QueryRows,
     Running,
+    Runs,
     accumulator,
     add_gradients,
     add_softmax,
@@ -34,6 +35,7 @@ from jaxformer.attention.block_steps import (
     start_running,
 )
 from jaxformer.attention.components import Component
+from jaxformer.attention.slots import Slots
 from jaxformer.attention.token_order import TokenOrder
 
 
@@ -67,8 +69,8 @@ class SparsePlan:
     """Static choices: the parts, with one order for all parts that order queries (or a source's keys) alike."""
 
     parts: tuple[Part, ...]
-    query_orders: tuple[TokenOrder, ...]
-    key_orders: tuple[TokenOrder, ...]
+    queries: tuple[Slots, ...]
+    keys: tuple[Slots, ...]
     dropout_rate: float
 
 
@@ -80,7 +82,7 @@ class Residuals(NamedTuple):
     sources: tuple[Source, ...]
     rng: Array | None
     output: Float[Array, "B T N Hv"]
-    log_total: Float[Array, "B K G T"]
+    log_total: Float[Array, "B T K G"]
 
 
 def attend_parts(
@@ -105,24 +107,27 @@ def attend_parts(
 
 def make_plan(parts: tuple[Part, ...], num_queries: int, num_keys: list[int], dropout_rate: float) -> SparsePlan:
     """The plan of parts that read sources of `num_keys` keys each."""
-    return SparsePlan(
-        parts=parts,
-        query_orders=_share_orders([(0, num_queries, part.component.query_order) for part in parts]),
-        key_orders=_share_orders([(part.source, num_keys[part.source], part.component.key_order) for part in parts]),
-        dropout_rate=dropout_rate,
-    )
+    queries, keys = [], []
+    for part in parts:
+        own = part.component
+        queries.append((0, num_queries, own.query_order, own.run is not None))
+        keys.append((part.source, num_keys[part.source], own.key_order, own.run is not None))
+    return SparsePlan(parts, _share_orders(queries), _share_orders(keys), dropout_rate)
 
 
-def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"]]]) -> tuple[TokenOrder, ...]:
-    """One order, with the most empty slots at its end, for all that agree but for these: (source, length, order)."""
+def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"], bool]]) -> tuple[Slots, ...]:
+    """One order, with the most empty slots at its end, for all that agree but for these.
+
+    Each is (source, length, order, whether tokens stand first).
+    """
     names = []
-    longest: dict[tuple[int, bytes], TokenOrder] = {}
-    for source, length, order in wanted:
+    longest: dict[tuple[int, bytes, bool], Slots] = {}
+    for source, length, order, first in wanted:
         filled = np.flatnonzero(order >= 0)
-        name = (source, order[: filled[-1] + 1 if len(filled) else 0].astype(np.int32).tobytes())
+        name = (source, order[: filled[-1] + 1 if len(filled) else 0].astype(np.int32).tobytes(), first)
         names.append(name)
-        if name not in longest or len(order) > len(longest[name].positions):
-            longest[name] = TokenOrder(order, length)
+        if name not in longest or len(order) > len(longest[name].order.positions):
+            longest[name] = Slots(TokenOrder(order, length), first)
     return tuple(longest[name] for name in names)
 
 
@@ -144,36 +149,36 @@ def _forward(
     sources: tuple[Source, ...],
     rng: Array | None,
 ) -> tuple[Float[Array, "B T N Hv"], Residuals]:
-    rows = by_head(query, sources[0].key.shape[2])
+    num_kv_heads = sources[0].key.shape[2]
     value_dim, value_dtype = sources[0].value.shape[3], sources[0].value.dtype
     dtype = accumulator(query, sources[0].value)
 
     @functools.cache
-    def rows_in(order: TokenOrder) -> Float[Array, "B K G Q H"]:
-        return order.take(rows, 3)
+    def rows_in(slots: Slots) -> Float[Array, "B _ _ _ H"]:
+        return slots.rows(query, num_kv_heads)
 
     @functools.cache
-    def columns_in(order: TokenOrder, source: int) -> tuple[Float[Array, "B K H S"], Float[Array, "B K S Hv"]]:
-        key, value = (order.take(array, 1) for array in sources[source][:2])
-        return key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3)
+    def columns_in(slots: Slots, source: int) -> tuple[Float[Array, "B _ _ _"], Float[Array, "B _ _ Hv"]]:
+        return slots.columns_across(sources[source].key), slots.columns(sources[source].value)
 
-    states: dict[TokenOrder, Running] = {}
+    states: dict[Slots, Running] = {}
     for number, part in enumerate(plan.parts):
-        order = plan.query_orders[number]
-        queries = rows_in(order)
+        slots = plan.queries[number]
+        queries = rows_in(slots)
         blocks = _blocks(plan, number, query_segments, sources, rng)
-        state = states[order] if order in states else start_running(queries.shape[:-1], value_dim, dtype)
-        states[order] = add_softmax(blocks, queries, *columns_in(plan.key_orders[number], part.source), state)
-    merged = start_running(rows.shape[:-1], value_dim, dtype)
-    for number, (order, state) in enumerate(states.items()):
-        by_position = Running(
-            order.put_back(state.highest, 3, float(jnp.finfo(dtype).min)),
-            order.put_back(state.total, 3, 0.0),
-            order.put_back(state.output, 3, 0.0),
+        state = states[slots] if slots in states else start_running(queries.shape[:-1], value_dim, dtype)
+        states[slots] = add_softmax(blocks, queries, *columns_in(plan.keys[number], part.source), state)
+    by_position = (
+        Running(
+            slots.rows_back(state.highest, float(jnp.finfo(dtype).min)),
+            slots.rows_back(state.total, 0.0),
+            slots.rows_back(state.output, 0.0),
         )
-        merged = by_position if number == 0 else _merge(merged, by_position)
+        for slots, state in states.items()
+    )
+    merged = functools.reduce(_merge, by_position)
     output, log_total = finish_softmax(merged)
-    output = by_token(output.astype(value_dtype))
+    output = output.astype(value_dtype).reshape(*query.shape[:3], value_dim)
     return output, Residuals(query, query_segments, sources, rng, output, log_total)
 
 
@@ -192,51 +197,48 @@ def _backward(plan: SparsePlan, residuals: Residuals, d_output: Float[Array, "B 
     query, query_segments, sources, rng, output, log_total = residuals
     num_kv_heads = sources[0].key.shape[2]
     dtype = accumulator(query, sources[0].value)
-    rows, d_rows = by_head(query, num_kv_heads), by_head(d_output, num_kv_heads)
-    mean = (by_head(output, num_kv_heads).astype(dtype) * d_rows.astype(dtype)).sum(-1)
+    mean = (output.astype(dtype) * d_output.astype(dtype)).sum(-1).reshape(log_total.shape)
 
     @functools.cache
-    def rows_in(order: TokenOrder) -> QueryRows:
-        own_rows, own_d_rows = order.take(rows, 3), order.take(d_rows, 3)
-        across = (array.transpose(0, 1, 4, 2, 3) for array in (own_rows, own_d_rows))
-        return QueryRows(
-            own_rows, next(across), own_d_rows, next(across), order.take(log_total, 3), order.take(mean, 3)
-        )
+    def rows_in(slots: Slots) -> QueryRows:
+        rows, d_rows = slots.rows(query, num_kv_heads), slots.rows(d_output, num_kv_heads)
+        across = (slots.rows_across(array) for array in (rows, d_rows))
+        return QueryRows(rows, next(across), d_rows, next(across), slots.row_sums(log_total), slots.row_sums(mean))
 
     @functools.cache
-    def columns_in(order: TokenOrder, source: int) -> KeyColumns:
-        key, value = (order.take(array, 1) for array in sources[source][:2])
-        return KeyColumns(key.transpose(0, 2, 1, 3), key.transpose(0, 2, 3, 1), value.transpose(0, 2, 3, 1))
+    def columns_in(slots: Slots, source: int) -> KeyColumns:
+        key, value = sources[source][:2]
+        return KeyColumns(slots.columns(key), slots.columns_across(key), slots.columns_across(value))
 
-    d_queries: dict[TokenOrder, Array] = {}
-    d_columns: dict[TokenOrder, tuple[Array, Array]] = {}
+    d_queries: dict[Slots, Array] = {}
+    d_columns: dict[Slots, tuple[Array, Array]] = {}
     for number, part in enumerate(plan.parts):
-        query_order, key_order = plan.query_orders[number], plan.key_orders[number]
-        queries, columns = rows_in(query_order), columns_in(key_order, part.source)
+        query_slots, key_slots = plan.queries[number], plan.keys[number]
+        queries, columns = rows_in(query_slots), columns_in(key_slots, part.source)
         start = start_gradients(queries, columns, [], dtype)
-        start = start._replace(query=d_queries.get(query_order, start.query))
-        if key_order in d_columns:
-            start = Gradients(start.query, *d_columns[key_order], [])
+        start = start._replace(query=d_queries.get(query_slots, start.query))
+        if key_slots in d_columns:
+            start = Gradients(start.query, *d_columns[key_slots], [])
         blocks = _blocks(plan, number, query_segments, sources, rng)
         gradients = add_gradients(blocks, queries, columns, start)
-        d_queries[query_order] = gradients.query
-        d_columns[key_order] = (gradients.key, gradients.value)
-    d_query = functools.reduce(jnp.add, (order.put_back(sums, 3, 0.0) for order, sums in d_queries.items()))
+        d_queries[query_slots] = gradients.query
+        d_columns[key_slots] = (gradients.key, gradients.value)
+    d_query = functools.reduce(jnp.add, (slots.rows_back(sums, 0.0) for slots, sums in d_queries.items()))
     d_sources = []
     for number, source in enumerate(sources):
-        orders = dict.fromkeys(
-            order for part, order in zip(plan.parts, plan.key_orders, strict=True) if part.source == number
+        all_slots = dict.fromkeys(
+            slots for part, slots in zip(plan.parts, plan.keys, strict=True) if part.source == number
         )
         d_key, d_value = (
             functools.reduce(
                 jnp.add,
-                (order.put_back(d_columns[order][field].transpose(0, 3, 1, 2), 1, 0.0) for order in orders),
+                (slots.across_back(d_columns[slots][field]) for slots in all_slots),
                 jnp.zeros(array.shape, dtype),
             ).astype(array.dtype)
             for field, array in enumerate(source[:2])
         )
         d_sources.append(Source(d_key, d_value))
-    return by_token(d_query).astype(query.dtype), None, tuple(d_sources), None
+    return d_query.reshape(query.shape).astype(query.dtype), None, tuple(d_sources), None
 
 
 _attend.defvjp(_forward, _backward)
@@ -250,7 +252,7 @@ def _blocks(
     rng: Array | None,
 ) -> Blocks:
     """The pairs of blocks of one part, with what hides keys in them."""
-    part, query_order, key_order = plan.parts[number], plan.query_orders[number], plan.key_orders[number]
+    part, query_order, key_order = plan.parts[number], plan.queries[number].order, plan.keys[number].order
     component, source = part.component, sources[part.source]
     hidden_later = source.mask is not None or source.segments is not None
 
@@ -266,30 +268,38 @@ def _blocks(
     if source.segments is not None and query_segments is not None:
         segments = query_order.take(query_segments, 1), key_order.take(source.segments, 1)
 
-    def visible(ask: bool, pair: Pair) -> Bool[Array, "#B 1 1 q s"]:
+    num_kv_heads, run = source.key.shape[2], component.run or 1
+
+    def visible(ask: bool, pair: Pair) -> Bool[Array, "#B _ 1 q s"]:
         """Which entries count: those that the predicate names, if it must be asked, with keys in their slots."""
 
         def at_query(array: Array) -> Array:
-            return cut(array, 1, pair[0], component.query_block)[:, :, None]
+            return cut(array, 1, pair[0], run * component.query_block).reshape(len(array), run, -1, 1)
 
         def at_key(array: Array) -> Array:
-            return cut(array, 1, pair[1], component.key_block)[:, None, :]
+            return cut(array, 1, pair[1], run * component.key_block).reshape(len(array), run, 1, -1)
 
-        seen = jnp.ones((1, component.query_block, component.key_block), bool)
+        seen = jnp.ones((1, run, component.query_block, component.key_block), bool)
         if ask:
             seen &= component.visible(at_query(queries), at_key(keys))
         if exists is not None:
             seen &= at_key(exists)
         if segments is not None:
             seen &= at_query(segments[0]) == at_key(segments[1])
-        return seen[:, None, None]
+        if component.skips is not None:
+            seen &= counts_from(pair[2], run)[None, :, None, None]
+        if component.run:  # Beside each other stand all heads of a block.
+            seen = seen[:, :, None].repeat(num_kv_heads, 2).reshape(len(seen), -1, *seen.shape[2:])
+        return seen[:, :, None]
 
-    return Blocks(
+    pairs = component.pairs if component.skips is None else np.c_[component.pairs, component.skips]
+    make = Blocks if component.run is None else functools.partial(Runs, run=component.run)
+    return make(
         component.query_block,
         component.key_block,
         groups=(
-            PairGroup(component.pairs[component.full], functools.partial(visible, False) if hidden_later else None),
-            PairGroup(component.pairs[~component.full], functools.partial(visible, True)),
+            PairGroup(pairs[component.full], functools.partial(visible, False) if hidden_later else None),
+            PairGroup(pairs[~component.full], functools.partial(visible, True)),
         ),
         skips=hidden_later,
         dropout_rate=plan.dropout_rate,

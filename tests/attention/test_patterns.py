@@ -68,7 +68,11 @@ def counted(pattern, length, is_causal):
         assert len(component.query_order) % component.query_block == 0
         assert (component.pairs[:, 0] % component.query_block == 0).all()
         assert np.array_equal(component.pairs, np.unique(component.pairs, axis=0))
-        for (query, key), full in zip(component.pairs, component.full):
+        run = component.run or 1
+        each = component.each_pair()
+        owned = np.full(len(component.pairs), run) - (0 if component.skips is None else component.skips)
+        assert len(each) == owned.sum()
+        for (query, key), full in zip(each, component.full.repeat(owned)):
             queries = component.query_order[query : query + component.query_block]
             keys = component.key_order[key : key + component.key_block]
             assert (len(queries), len(keys)) == (component.query_block, component.key_block)

@@ -36,12 +36,12 @@ def whole_matrix(sizes: Sizes, pairs: int) -> tuple[Work, Work]:
 
 
 def running_softmax(
-    sizes: Sizes, pairs: int, query_block: int, key_block: int, together: int | None = None
+    sizes: Sizes, pairs: int, query_block: int, key_block: int, together: int | None = None, run: int = 1
 ) -> tuple[Work, Work]:
     """Forward and backward over `pairs` pairs in blocks, hidden ones that share a block with visible ones included.
 
     Products: 2 pairs (H + Hv) forward and 2 pairs (3 H + 2 Hv) backward. Each pair of blocks reads its keys and values
-    and reads and writes the running sums of its queries; in memory are those sums and one block of logits, for
+    and reads and writes the running sums of its queries; in memory are those sums and `run` blocks of logits, for
     `together` examples at once (all by default), and inputs and outputs in the loop's own layout.
     """
     heads = sizes.batch * sizes.heads
@@ -49,7 +49,7 @@ def running_softmax(
     key_reads = sizes.key_value_numbers(1) * sizes.item * pairs // query_block
     sum_moves = 2 * sums * pairs // key_block
     share = (together or sizes.batch) / sizes.batch
-    block = heads * query_block * key_block * sizes.wide
+    block = heads * run * query_block * key_block * sizes.wide
     gradients = sizes.rows * sizes.head_dim + sizes.key_value_numbers(sizes.keys)
     outputs = sizes.rows * sizes.value_dim
     forward = Work(

@@ -85,7 +85,9 @@ def _group(sizes: Sizes, count: int) -> Sizes:
 
 
 def _component(sizes: Sizes, part: Component) -> tuple[Work, Work]:
-    return running_softmax(sizes, part.executed, part.query_block, part.key_block, examples_together(sizes))
+    return running_softmax(
+        sizes, part.executed, part.query_block, part.key_block, examples_together(sizes), part.run or 1
+    )
 
 
 def _slots(patterns: tuple[Pattern, ...], max_length: int) -> list[int]:
