@@ -107,27 +107,23 @@ def attend_parts(
 
 def make_plan(parts: tuple[Part, ...], num_queries: int, num_keys: list[int], dropout_rate: float) -> SparsePlan:
     """The plan of parts that read sources of `num_keys` keys each."""
-    queries, keys = [], []
-    for part in parts:
-        own = part.component
-        queries.append((0, num_queries, own.query_order, own.run is not None))
-        keys.append((part.source, num_keys[part.source], own.key_order, own.run is not None))
-    return SparsePlan(parts, _share_orders(queries), _share_orders(keys), dropout_rate)
+    # Runs need tokens before heads; one layout for all parts spares copies of all arrays, and merging.
+    first = any(part.component.run for part in parts)
+    queries = _share_orders([(0, num_queries, part.component.query_order) for part in parts], first)
+    keys = _share_orders([(part.source, num_keys[part.source], part.component.key_order) for part in parts], first)
+    return SparsePlan(parts, queries, keys, dropout_rate)
 
 
-def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"], bool]]) -> tuple[Slots, ...]:
-    """One order, with the most empty slots at its end, for all that agree but for these.
-
-    Each is (source, length, order, whether tokens stand first).
-    """
+def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"]]], tokens_first: bool) -> tuple[Slots, ...]:
+    """One order, with the most empty slots at its end, for all that agree but for these: (source, length, order)."""
     names = []
-    longest: dict[tuple[int, bytes, bool], Slots] = {}
-    for source, length, order, first in wanted:
+    longest: dict[tuple[int, bytes], Slots] = {}
+    for source, length, order in wanted:
         filled = np.flatnonzero(order >= 0)
-        name = (source, order[: filled[-1] + 1 if len(filled) else 0].astype(np.int32).tobytes(), first)
+        name = (source, order[: filled[-1] + 1 if len(filled) else 0].astype(np.int32).tobytes())
         names.append(name)
         if name not in longest or len(order) > len(longest[name].order.positions):
-            longest[name] = Slots(TokenOrder(order, length), first)
+            longest[name] = Slots(TokenOrder(order, length), tokens_first)
     return tuple(longest[name] for name in names)
 
 
@@ -293,7 +289,7 @@ def _blocks(
         return seen[:, :, None]
 
     pairs = component.pairs if component.skips is None else np.c_[component.pairs, component.skips]
-    make = Blocks if component.run is None else functools.partial(Runs, run=component.run)
+    make = functools.partial(Runs, run=run) if plan.queries[number].tokens_first else Blocks
     return make(
         component.query_block,
         component.key_block,
