@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention.dense import attend
 from jaxformer.attention.inputs import (
+    check_count,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -76,8 +77,7 @@ def init_cache(
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": value_dim}.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+        check_count(size, name)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
     return KeyValueCache(
@@ -115,7 +115,8 @@ def dense_step(
       value: [B, T, K, Hv].
       layer: int [], which layer of a stacked cache; only its slots change, in place where the cache is a loop's carry.
       positions: int [B or 1, T], in tokens; by default the numbers of the slots.
-      key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees.
+      key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees. What padding's own query holds,
+        NaN included, stays in its own row of the output, which means nothing.
       segments: int [B or 1, T]; only tokens of equal segments see each other. 0 by default.
       bias: as in `dense_attention`: an array that broadcasts to [B, N, T, S], S being the number of slots, or a pytree
         that is a function of positions.

@@ -7,7 +7,16 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention.clusters import cluster_queries, membership
-from jaxformer.attention.inputs import check_key_mask, check_query_key, check_scale, check_value, hide_missing
+from jaxformer.attention.inputs import (
+    as_array,
+    check_count,
+    check_flag,
+    check_key_mask,
+    check_query_key,
+    check_scale,
+    check_value,
+    hide_missing,
+)
 from jaxformer.attention.products import einsum
 from jaxformer.functional import as_mask, compute_dtype, masked_softmax
 
@@ -131,14 +140,14 @@ def _check_clusters(
     top_k: int | None,
     causal: bool,
 ) -> Float[Array, "H bits"]:
-    if causal:
+    if check_flag(causal, "causal"):
         raise ValueError(
             "clustered attention cannot be causal: the queries of a cluster, later ones too, share one row of weights."
         )
     for name, number in {"num_clusters": num_clusters, "num_iterations": num_iterations, "top_k": top_k}.items():
-        if number is not None and number < 1:
-            raise ValueError(f"{name} is {number}; it must be at least 1.")
-    hash_planes = jnp.asarray(hash_planes)
+        if name != "top_k" or number is not None:
+            check_count(number, name)
+    hash_planes = as_array(hash_planes, "hash_planes")
     if hash_planes.ndim != 2 or hash_planes.shape[0] != query.shape[3] or hash_planes.shape[1] == 0:
         raise ValueError(f"hash_planes has shape {hash_planes.shape}; it must be ({query.shape[3]}, bits).")
     if not jnp.issubdtype(hash_planes.dtype, jnp.floating):

@@ -6,6 +6,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.attention.inputs import check_count, check_rng
 from jaxformer.functional import first_argmax
 
 
@@ -24,12 +25,11 @@ def draw_hash_planes(
       [H, num_bits], standard normal.
 
     Raises:
-      ValueError: a size below 1.
+      ValueError: a size below 1, or an rng that is not one typed key.
     """
     for name, size in {"head_dim": head_dim, "num_bits": num_bits}.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
-    return jax.random.normal(rng, (head_dim, num_bits), dtype)
+        check_count(size, name)
+    return jax.random.normal(check_rng(rng), (head_dim, num_bits), dtype)
 
 
 def cluster_queries(

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxformer.attention.compressed_pool import Windows, check_kernel
 from jaxformer.attention.compressed_state import CompressedCache, Kernels, fill_slots, keep_recent
 from jaxformer.attention.inputs import (
+    check_count,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -59,8 +60,7 @@ def init_compressed_cache(
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": value_dim}.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+        check_count(size, name)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
     slots, ring = (batch_size, windows.num_slots(max_length)), (batch_size, windows.size)
@@ -105,7 +105,8 @@ def compressed_step(
       layer: int [], which layer of a stacked cache.
       positions: int [B or 1, T], in tokens, below max_length and growing along each row's real tokens; by default
         numbered on from the tokens so far, padding included.
-      key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees.
+      key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees. What padding's own query holds,
+        NaN included, stays in its own row of the output, which means nothing.
 
     Returns:
       [B, T, N, Hv] in value.dtype, zeros for a query that sees nothing, and the new cache.

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.attention.inputs import as_array, check_count, check_flag
 from jaxformer.attention.products import einsum
 from jaxformer.functional import compute_dtype
 
@@ -29,12 +30,11 @@ class Windows:
     @classmethod
     def checked(cls, stride: int, window_size: int | None, recent: bool, causal: bool) -> "Windows":
         """The windows that a user asks for."""
-        if stride < 1:
-            raise ValueError(f"stride is {stride}; it must be at least 1 token.")
-        window_size = stride if window_size is None else window_size
+        stride = check_count(stride, "stride")
+        window_size = stride if window_size is None else check_count(window_size, "window_size")
         if window_size < stride:
             raise ValueError(f"window_size is {window_size}; shorter than the stride {stride} it would skip tokens.")
-        return cls(stride, window_size, bool(recent), bool(causal))
+        return cls(stride, window_size, check_flag(recent, "recent"), check_flag(causal, "causal"))
 
     @property
     def near(self) -> bool:
@@ -119,7 +119,7 @@ def check_kernel(
     """A convolution's weights, refused unless they fit the windows and heads."""
     if kernel is None:
         return None
-    kernel = jnp.asarray(kernel)
+    kernel = as_array(kernel, name)
     width = windows.size
     shapes = ((width,), (width, size), (width, num_kv_heads, size, size))
     if kernel.shape not in shapes:

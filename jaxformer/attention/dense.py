@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jaxformer.attention.blockwise import blockwise_attention
 from jaxformer.attention.cudnn import cudnn_attention, why_not_cudnn
 from jaxformer.attention.inputs import (
+    check_count,
     check_dropout,
     check_query_key,
     check_scale,
@@ -163,8 +164,10 @@ def choose_implementation(
     """The implementation asked for, refused where it does not support the case, or the fastest that does."""
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"implementation is {implementation!r}; it must be one of {IMPLEMENTATIONS} or None.")
-    if block_size is not None and (implementation not in (None, "blockwise") or block_size < 1):
-        raise ValueError(f"block_size is {block_size}; it must be at least 1, and goes with 'blockwise' only.")
+    if block_size is not None:
+        check_count(block_size, "block_size")
+        if implementation not in (None, "blockwise"):
+            raise ValueError(f"block_size is {block_size}; it goes with implementation 'blockwise' only.")
     if implementation == "cudnn":
         reason = why_not_cudnn(query, key, value, bias, terms, dropout_rate)
         if reason:

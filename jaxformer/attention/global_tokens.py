@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention.block_plan import even_block
 from jaxformer.attention.components import Component, Predicate
-from jaxformer.attention.inputs import check_tensor
+from jaxformer.attention.inputs import check_count, check_tensor
 from jaxformer.functional import as_mask
 
 
@@ -53,8 +53,9 @@ def choose_tokens(
     mask = as_mask(global_mask, "global_mask")
     if mask.ndim != 2 or mask.shape[0] not in (1, batch_size) or mask.shape[1] != length:
         raise ValueError(f"global_mask has shape {mask.shape}; it must be {(batch_size, length)} (batch, tokens).")
-    if num_global is None or num_global < 1:
-        raise ValueError(f"num_global is {num_global}; with global_mask it must be the most chosen tokens of a row.")
+    if num_global is None:
+        raise ValueError("num_global is None; with global_mask it must be the most chosen tokens of a row.")
+    num_global = check_count(num_global, "num_global")
     if not isinstance(global_mask, jax.core.Tracer):
         most = int((np.asarray(global_mask) != 0).sum(1).max(initial=0))
         if most > num_global:

@@ -1,5 +1,8 @@
 """What every attention checks first: users' arrays in, arrays of known shape and dtype out, or a clear ValueError."""
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,7 @@ from jaxformer.functional import as_mask, compute_dtype
 
 def check_tensor(array: ArrayLike, name: str, axes: str) -> Float[Array, "..."]:
     """The array, refused unless it is floating with the four axes that `axes` names."""
-    array = jnp.asarray(array)
+    array = as_array(array, name)
     if array.ndim != 4:
         raise ValueError(f"{name} has shape {array.shape}; it must be {axes}.")
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -89,23 +92,36 @@ def check_broadcast(array_shape: tuple[int, ...], name: str, shape: tuple[int, i
     return (1,) * (4 - len(array_shape)) + array_shape
 
 
-def check_count(value: int, name: str, least: int = 1) -> int:
+def check_count(value: Any, name: str, least: int = 1) -> int:
     """A static number of things: a Python or numpy integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}.")
     return int(value)
 
 
-def check_number(value: float, name: str, least: float, most: float = float("inf")) -> float:
+def check_indices(indices: Any, name: str) -> tuple[int, ...]:
+    """Different static places, from 0 on."""
+    if isinstance(indices, str) or not hasattr(indices, "__len__") or not hasattr(indices, "__iter__"):
+        raise ValueError(f"{name} is {indices!r}; it must be a sequence of integers.")
+    checked = tuple(check_count(index, name, 0) for index in indices)
+    if len(set(checked)) < len(checked):
+        raise ValueError(f"{name} is {checked}; it must be different numbers, none of them twice.")
+    return checked
+
+
+def check_number(value: Any, name: str, least: float = -math.inf, most: float = math.inf) -> float:
     """A static, finite number from `least` to `most`."""
+    if isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer) and value.ndim == 0:
+        value = value.item()
     known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not known or not np.isfinite(value) or not least <= value <= most:
-        limits = f"of at least {least}" if most == float("inf") else f"in [{least:g}, {most:g}]"
-        raise ValueError(f"{name} is {value!r}; it must be a number {limits}.")
+    if not known or not math.isfinite(value) or not least <= value <= most:
+        limits = "" if least == -math.inf else f" of at least {least:g}"
+        limits = limits if most == math.inf else f" in [{least:g}, {most:g}]"
+        raise ValueError(f"{name} is {value!r}; it must be a finite number{limits}.")
     return float(value)
 
 
-def check_flag(value: bool, name: str) -> bool:
+def check_flag(value: Any, name: str) -> bool:
     """A static bool."""
     if isinstance(value, jax.core.Tracer):
         raise ValueError(f"{name} is traced; it is static, a Python bool: close over it or name it in static_argnames.")
@@ -114,14 +130,14 @@ def check_flag(value: bool, name: str) -> bool:
     return bool(value)
 
 
-def check_rng(rng: Array) -> Array:
+def check_rng(rng: Any) -> Array:
     """One typed key."""
     if not isinstance(rng, jax.Array) or not jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.ndim:
         raise ValueError("rng must be one typed key, as jax.random.key(seed) makes it.")
     return rng
 
 
-def as_array(array: ArrayLike, name: str) -> Array:
+def as_array(array: Any, name: str) -> Array:
     """The argument as a JAX array, refused where it is missing or no array at all."""
     if array is None or isinstance(array, str):
         raise ValueError(f"{name} is {array!r}; it must be an array.")
@@ -132,8 +148,8 @@ def check_scale(scale: ArrayLike | None, head_dim: int) -> float | Float[Array, 
     """The factor on the logits: 1 / sqrt(head_dim) unless given."""
     if scale is None:
         return head_dim**-0.5
-    if isinstance(scale, int | float):
-        return float(scale)
+    if isinstance(scale, int | float | str | np.bool_ | np.number):
+        return check_number(scale, "scale")
     scale = jnp.asarray(scale)
     if scale.ndim or not jnp.issubdtype(scale.dtype, jnp.floating):
         raise ValueError(f"scale is {scale.dtype} {scale.shape}; it must be a number.")
@@ -148,13 +164,13 @@ def scale_query(query: Float[Array, "B T N H"], scale: float | Float[Array, ""])
 
 def check_dropout(dropout_rate: float, rng: Array | None) -> float:
     """The rate in force: 0 without an rng."""
+    dropout_rate = check_number(dropout_rate, "dropout_rate")
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate is {dropout_rate}; it must be in [0, 1).")
     if rng is None:
         return 0.0
-    if not isinstance(rng, jax.Array) or not jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.ndim:
-        raise ValueError("rng must be one typed key, as jax.random.key(seed) makes it.")
-    return float(dropout_rate)
+    check_rng(rng)
+    return dropout_rate
 
 
 def hide_missing(array: Float[Array, "B S K H"], key_mask: Bool[Array, "#B S"] | None) -> Float[Array, "B S K H"]:

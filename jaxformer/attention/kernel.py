@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxformer.attention.cache import KeyValueCache
-from jaxformer.attention.inputs import check_query_key, check_value
+from jaxformer.attention.inputs import check_flag, check_query_key, check_value
 from jaxformer.attention.scores import (
     BLOCK_SIZE,
     Score,
@@ -220,7 +220,7 @@ def _score(query: Float[Array, "B T N H"], kernel: str | Callable, width: ArrayL
 
 
 def _check_leave_one_out(leave_one_out: bool, terms: Terms) -> None:
-    if leave_one_out and terms.num_queries != terms.num_keys:
+    if check_flag(leave_one_out, "leave_one_out") and terms.num_queries != terms.num_keys:
         raise ValueError(
             f"leave_one_out with {terms.num_queries} queries over {terms.num_keys} keys: it hides the key at the "
             "query's own position, so queries and keys must be the same tokens."

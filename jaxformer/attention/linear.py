@@ -55,7 +55,8 @@ def linear_attention(
         segments, as the state is kept for the running segment alone; a number that comes again is another segment.
         Queries are the same tokens as the last T keys (a query with another segment than its key sees nothing). One
         alone serves both if T = S.
-      feature_map: phi, "elu", "relu", "softplus", or a function of [.., H] to [.., F] without negative results; static.
+      feature_map: phi, "elu", "relu", "softplus", or a function of [.., H] to [.., F]; static. Its results
+        should not be negative: weights may be negative then, and a query whose weights sum to 0 or less gets zeros.
       form: "quadratic" (all pairs, O(T S) time and memory), "chunked" (a scan over chunks) or "recurrent" (a scan over
         tokens, whose backward pass keeps a state for each token). All mean the same; where not causal the last two are
         one sum. The default is "quadratic" up to chunk_size keys or chunk_size / 8 queries, "chunked" beyond.

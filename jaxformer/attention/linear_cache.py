@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from jaxformer.attention.block_layout import by_token
 from jaxformer.attention.feature_state import FeatureKernel, State, empty_state
 from jaxformer.attention.inputs import (
+    check_count,
     check_key_mask,
     check_query_key,
     check_token_numbers,
@@ -96,7 +97,8 @@ def linear_step(
       value: [B, T, K, Hv].
       layer: int [], which layer of a stacked cache; only its part changes.
       positions: int [B or 1, T], in tokens; tokens count in the order in which they come, so these change nothing.
-      key_mask: bool or 0/1 int [B or 1, T], False for padding, which leaves the state as it was.
+      key_mask: bool or 0/1 int [B or 1, T], False for padding, which leaves the state as it was. What its own
+        query holds, NaN included, stays in its own row of the output, which means nothing.
       feature_map: as in `linear_attention`, and as in `init_linear_cache`.
       chunk_size: tokens per chunk of a long prompt.
 
@@ -126,8 +128,7 @@ def step_features(
     value = check_value(value, key)
     if query.shape[1] != key.shape[1]:
         raise ValueError(f"query has {query.shape[1]} tokens and key {key.shape[1]}; a step adds the same to both.")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1 token.")
+    check_count(chunk_size, "chunk_size")
     batch_size, num_tokens = query.shape[:2]
     check_token_numbers(positions, None, "positions", batch_size, num_tokens, num_tokens)
     key_mask = check_key_mask(key_mask, batch_size, num_tokens)
@@ -161,7 +162,6 @@ def check_state_sizes(
     """Refuses sizes below 1 and dtypes that are not floating."""
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": head_dim if value_dim is None else value_dim}.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+        check_count(size, name)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")

@@ -25,7 +25,7 @@ from jaxformer.attention.feature_state import (
     quotient,
     read,
 )
-from jaxformer.attention.inputs import check_token_numbers
+from jaxformer.attention.inputs import check_count, check_flag, check_token_numbers
 
 FORMS = ("quadratic", "chunked", "recurrent")
 # Tokens per chunk: with head sizes around 64, pairs within a chunk cost about as much as the state does.
@@ -36,8 +36,7 @@ def check_form(form: str | None, chunk_size: int) -> None:
     """Refuses forms that do not exist."""
     if form not in (None, *FORMS):
         raise ValueError(f"form is {form!r}; it must be one of {FORMS} or None.")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1 token.")
+    check_count(chunk_size, "chunk_size")
 
 
 def choose_form(form: str | None, num_queries: int, num_keys: int, chunk_size: int) -> str:
@@ -51,7 +50,7 @@ def choose_form(form: str | None, num_queries: int, num_keys: int, chunk_size: i
 
 def check_sizes(num_queries: int, num_keys: int, causal: bool) -> None:
     """Refuses causal queries that are not among the keys."""
-    if causal and num_queries > num_keys:
+    if check_flag(causal, "causal") and num_queries > num_keys:
         raise ValueError(
             f"causal with {num_queries} queries over {num_keys} keys: the queries are taken as the last of the keys, "
             "so there can be no more of them."

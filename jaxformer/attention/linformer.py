@@ -5,6 +5,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.inputs import (
+    as_array,
+    check_flag,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -113,7 +115,7 @@ def _check_projections(
     key_projection: ArrayLike, value_projection: ArrayLike | None, key: Float[Array, "B S K H"], causal: bool
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Both projections, cut to the number of keys."""
-    if causal:
+    if check_flag(causal, "causal"):
         raise ValueError(
             "linformer attention cannot be causal: its projections mix all positions, so that each holds the future."
         )
@@ -129,7 +131,7 @@ def _check_projections(
 
 
 def _check_projection(projection: ArrayLike, name: str, key: Float[Array, "B S K H"]) -> Float[Array, "..."]:
-    projection = jnp.asarray(projection)
+    projection = as_array(projection, name)
     num_keys, num_kv_heads = key.shape[1:3]
     if projection.ndim not in (2, 3) or (projection.ndim == 3 and projection.shape[0] != num_kv_heads):
         raise ValueError(
@@ -138,6 +140,8 @@ def _check_projection(projection: ArrayLike, name: str, key: Float[Array, "B S K
         )
     if not jnp.issubdtype(projection.dtype, jnp.floating):
         raise ValueError(f"{name} is {projection.dtype}; it must be floating.")
+    if projection.shape[-2] == 0:
+        raise ValueError(f"{name} has shape {projection.shape}; its rank must be at least 1, or nothing could be seen.")
     if projection.shape[-1] < num_keys:
         raise ValueError(f"{num_keys} keys are more than the max_length of {name}, {projection.shape[-1]}.")
     return projection[..., :num_keys]

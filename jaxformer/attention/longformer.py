@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.global_tokens import GlobalTokens, choose_tokens
 from jaxformer.attention.inputs import (
+    check_indices,
     check_query_key,
     check_scale,
     check_tensor,
@@ -63,8 +64,8 @@ def longformer_attention(
       query: floating [B, T, N, H].
       key: [B, T, K, H] in query.dtype, N being a multiple of K.
       value: floating [B, T, K, Hv].
-      global_query, global_key, global_value: the same shapes, from projections of their own (in the paper they start as
-        copies of the others); only global tokens' queries are used.
+      global_query, global_key, global_value: the same shapes and dtypes, from projections of their own (in the paper
+        they start as copies of the others); only global tokens' queries are used.
       window: tokens seen on each side besides the token itself, or (before, after). Causal sets `after` to 0.
       dilation: distance from one token of the window to the next.
       global_indices: static, places of the global tokens, the same in every example; those beyond T are absent.
@@ -92,6 +93,8 @@ def longformer_attention(
     global_value = check_tensor(global_value, "global_value", "[batch, keys, kv_heads, value_dim]")
     if global_value.shape != value.shape:
         raise ValueError(f"global_value has shape {global_value.shape}; it must be that of value, {value.shape}.")
+    if global_value.dtype != value.dtype:
+        raise ValueError(f"global_value is {global_value.dtype} and value is {value.dtype}; they must be the same.")
     terms = make_sparse_terms(
         key,
         causal=causal,
@@ -174,6 +177,8 @@ def _check_rows(
     for array, name, beside in ((global_query, "global_query", query), (global_key, "global_key", key)):
         if array.shape != beside.shape:
             raise ValueError(f"{name} has shape {array.shape}; it must be {beside.shape}.")
+        if array.dtype != beside.dtype:
+            raise ValueError(f"{name} is {array.dtype} and query is {beside.dtype}; they must be the same.")
     global_query, global_key = check_query_key(global_query, global_key)
     return scale_query(global_query, check_scale(scale, query.shape[3])), global_key
 
@@ -182,12 +187,10 @@ def _choose(
     global_indices: Sequence[int], global_mask: ArrayLike | None, num_global: int | None, batch_size: int, length: int
 ) -> GlobalTokens | None:
     """The global tokens, named either way."""
-    indices = [int(index) for index in global_indices]
+    indices = check_indices(global_indices, "global_indices")
     if not indices:
         return choose_tokens(global_mask, num_global, batch_size, length)
     if global_mask is not None:
         raise ValueError("global_indices and global_mask both name the global tokens; give one of them.")
-    if len(set(indices)) < len(indices) or min(indices) < 0:
-        raise ValueError(f"global_indices is {tuple(indices)}; it must be different numbers from 0 on.")
     mask: Bool[np.ndarray, "1 T"] = np.isin(np.arange(length), indices)[None]
     return choose_tokens(mask, int(mask.sum()), batch_size, length) if mask.any() else None

@@ -6,7 +6,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.by_heads import map_heads
-from jaxformer.attention.inputs import check_key_mask, check_tensor, check_value, hide_missing
+from jaxformer.attention.inputs import check_count, check_flag, check_key_mask, check_tensor, check_value, hide_missing
 from jaxformer.attention.lsh_buckets import check_rotations, hash_tokens
 from jaxformer.attention.lsh_rounds import Rule, attend_rounds, sort_rounds
 from jaxformer.attention.products import einsum
@@ -173,16 +173,16 @@ def _prepare(
         raise ValueError(f"query_key has shape {query_key.shape}; it must have heads, and head_dim of at least 1.")
     rotations, factors = check_rotations(rotations, num_buckets, num_heads, head_dim)
     if num_hashes is not None:
-        if not 1 <= num_hashes <= rotations.shape[0]:
+        if check_count(num_hashes, "num_hashes") > rotations.shape[0]:
             raise ValueError(f"num_hashes is {num_hashes}; it must be in 1 .. {rotations.shape[0]}.")
         rotations = rotations[:num_hashes]
     before, after = num_chunks
+    causal = check_flag(causal, "causal")
+    within_bucket, deduplicate = check_flag(within_bucket, "within_bucket"), check_flag(deduplicate, "deduplicate")
     after = (0 if causal else 1) if after is None else after
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1.")
-    for name, number in (("num_chunks_before", before), ("num_chunks_after", after)):
-        if number < 0:
-            raise ValueError(f"{name} is {number}; it must be at least 0.")
+    chunk_size = check_count(chunk_size, "chunk_size")
+    before = check_count(before, "num_chunks_before", 0)
+    after = check_count(after, "num_chunks_after", 0)
     mask = check_key_mask(key_mask, query_key.shape[0], length)
     query_key = hide_missing(query_key, mask)
     # One chunk of all tokens is the same chunk however long it might have been.

@@ -8,7 +8,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.attention.inputs import check_key_mask, check_tensor, hide_missing
+from jaxformer.attention.inputs import as_array, check_count, check_key_mask, check_rng, check_tensor, hide_missing
 from jaxformer.functional import first_argmax
 
 
@@ -29,15 +29,14 @@ def draw_rotations(
       float32 [num_hashes, N, H, F] or [num_hashes, H, F], F being half the sum of the factors.
 
     Raises:
-      ValueError: a size below 1 or a factor that is not an even number.
+      ValueError: a size below 1, a factor that is not an even number, or an rng that is not one typed key.
     """
     factors = check_factors(num_buckets)
     sizes = {"num_hashes": num_hashes, "head_dim": head_dim, "num_heads": 1 if num_heads is None else num_heads}
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+        check_count(size, name)
     heads = () if num_heads is None else (num_heads,)
-    return jax.random.normal(rng, (num_hashes, *heads, head_dim, sum(factors) // 2), jnp.float32)
+    return jax.random.normal(check_rng(rng), (num_hashes, *heads, head_dim, sum(factors) // 2), jnp.float32)
 
 
 def lsh_buckets(
@@ -98,8 +97,9 @@ def hash_tokens(
 
 def check_factors(num_buckets: int | tuple[int, ...]) -> tuple[int, ...]:
     """The factors of a number of buckets, each even."""
-    factors = (num_buckets,) if isinstance(num_buckets, int) else tuple(num_buckets)
-    if not factors or any(factor < 2 or factor % 2 for factor in factors) or math.prod(factors) >= 2**31 - 1:
+    parts = num_buckets if isinstance(num_buckets, tuple | list) else (num_buckets,)
+    factors = tuple(check_count(factor, "num_buckets", 2) for factor in parts)
+    if not factors or any(factor % 2 for factor in factors) or math.prod(factors) >= 2**31 - 1:
         raise ValueError(
             f"num_buckets is {num_buckets}; it must be an even number or a tuple of them, their product below 2^31 - 1."
         )
@@ -110,7 +110,7 @@ def check_rotations(
     rotations: ArrayLike, num_buckets: int | tuple[int, ...] | None, num_heads: int, head_dim: int
 ) -> tuple[Float[Array, "R N H F"], tuple[int, ...]]:
     """Rotations of every head in float32, and the factors of the number of buckets."""
-    rotations = jnp.asarray(rotations)
+    rotations = as_array(rotations, "rotations")
     wanted = f"[num_hashes, {num_heads}, {head_dim}, F] or [num_hashes, {head_dim}, F]"
     fits = rotations.ndim in (3, 4) and rotations.shape[1:-1] in ((head_dim,), (num_heads, head_dim))
     if not fits or not jnp.issubdtype(rotations.dtype, jnp.floating) or 0 in rotations.shape:

@@ -8,6 +8,7 @@ on the total length.
 
 from collections.abc import Sequence
 
+from jaxformer.attention.inputs import check_indices
 from jaxformer.attention.pattern_algebra import CAUSAL, EVERYTHING, Band, Pattern
 from jaxformer.attention.pattern_parts import BlockBand, Summaries, Tokens
 from jaxformer.attention.pattern_random import RandomBlocks
@@ -271,7 +272,4 @@ def _at_least(least: int | None, number: int, name: str) -> int:
 
 
 def _different(indices: Sequence[int], name: str) -> tuple[int, ...]:
-    indices = tuple(_at_least(0, index, name) for index in indices)
-    if len(set(indices)) < len(indices):
-        raise ValueError(f"{name} is {indices}; no number may stand in it twice.")
-    return tuple(sorted(indices))
+    return tuple(sorted(check_indices(indices, name)))

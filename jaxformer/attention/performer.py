@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from jaxformer.attention.inputs import check_query_key, check_value
+from jaxformer.attention.inputs import check_count, check_query_key, check_value
 from jaxformer.attention.linear import attend_kernel, weigh_kernel
 from jaxformer.attention.linear_cache import LinearCache, check_state_sizes, new_cache, step_features
 from jaxformer.attention.linear_chunks import CHUNK_SIZE
@@ -125,8 +125,7 @@ def init_performer_cache(
       ValueError: a size below 1, a dtype that is not floating, or unknown features.
     """
     check_state_sizes(batch_size, max_length, num_kv_heads, head_dim, value_dim, dtype)
-    if num_features < 1:
-        raise ValueError(f"num_features is {num_features}; it must be at least 1.")
+    check_count(num_features, "num_features")
     made = num_outputs(num_features, check_features(features))
     return new_cache(batch_size, num_kv_heads, made, value_dim or head_dim, dtype)
 

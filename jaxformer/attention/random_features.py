@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer.attention.feature_state import FeatureKernel
+from jaxformer.attention.inputs import as_array, check_count, check_rng
 from jaxformer.functional import compute_dtype
 
 
@@ -41,13 +42,16 @@ def draw_features(
       [F, H], or [K, F, H].
 
     Raises:
-      ValueError: a size below 1.
+      ValueError: a size below 1, or an rng that is not one typed key.
     """
-    sizes = {"num_features": num_features, "head_dim": head_dim, "num_kv_heads": num_kv_heads or 1}
+    sizes = {
+        "num_features": num_features,
+        "head_dim": head_dim,
+        "num_kv_heads": 1 if num_kv_heads is None else num_kv_heads,
+    }
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
-    lengths_rng, directions_rng = jax.random.split(rng)
+        check_count(size, name)
+    lengths_rng, directions_rng = jax.random.split(check_rng(rng))
     heads = () if num_kv_heads is None else (num_kv_heads,)
     normal = jax.random.normal(lengths_rng, (*heads, num_features, head_dim), dtype)
     if not orthogonal:
@@ -81,7 +85,7 @@ def check_features(features: str) -> str:
 
 def check_projection(projection: ArrayLike, num_kv_heads: int, head_dim: int) -> Float[Array, "... F H"]:
     """The directions, refused unless they fit the key heads."""
-    projection = jnp.asarray(projection)
+    projection = as_array(projection, "projection")
     fits = projection.ndim in (2, 3) and projection.shape[-1] == head_dim and projection.shape[-2] > 0
     if not fits or (projection.ndim == 3 and projection.shape[0] != num_kv_heads):
         raise ValueError(

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention.by_heads import map_heads
-from jaxformer.attention.inputs import check_key_mask, check_value, hide_missing, scale_query
+from jaxformer.attention.inputs import check_count, check_flag, check_key_mask, check_value, hide_missing, scale_query
 from jaxformer.attention.products import batched_matmul, einsum
 from jaxformer.attention.routing_clusters import balanced_tokens, check_centroids, check_self
 from jaxformer.functional import compute_dtype, masked_softmax
@@ -55,7 +55,7 @@ def routing_attention(
     Raises:
       ValueError: shapes or dtypes that do not fit, query and key of different tokens or heads, or a window below 1.
     """
-    query, key, mask, centroids = _prepare(query, key, key_mask, centroids, window)
+    query, key, mask, centroids = _prepare(query, key, key_mask, centroids, window, causal)
     value = hide_missing(check_value(value, key), mask)
     batch_size, length, num_heads, _ = query.shape
     if not length:
@@ -112,7 +112,7 @@ def routing_attention_weights(
     Raises:
       ValueError: as `routing_attention`.
     """
-    query, key, mask, centroids = _prepare(query, key, key_mask, centroids, window)
+    query, key, mask, centroids = _prepare(query, key, key_mask, centroids, window, causal)
     length = query.shape[1]
     dtype = compute_dtype(query.dtype)
     logits = einsum("btnh,bsnh->bnts", scale_query(query, query.shape[3] ** -0.5), key, dtype)
@@ -134,13 +134,13 @@ def routing_attention_weights(
 
 
 def _prepare(
-    query: ArrayLike, key: ArrayLike, key_mask: ArrayLike | None, centroids: ArrayLike, window: int
+    query: ArrayLike, key: ArrayLike, key_mask: ArrayLike | None, centroids: ArrayLike, window: int, causal: bool
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N H"], Bool[Array, "#B T"] | None, Float[Array, "N C H"]]:
     """Checked inputs that hold zeros where no token exists."""
     query, key = check_self(query, key)
     centroids = check_centroids(centroids, query)
-    if window < 1:
-        raise ValueError(f"window is {window}; it must be at least 1 token.")
+    check_count(window, "window")
+    check_flag(causal, "causal")
     mask = check_key_mask(key_mask, *query.shape[:2])
     return hide_missing(query, mask), hide_missing(key, mask), mask, centroids
 

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention.by_heads import map_heads
-from jaxformer.attention.inputs import check_key_mask, check_query_key, hide_missing
+from jaxformer.attention.inputs import as_array, check_key_mask, check_number, check_query_key, hide_missing
 from jaxformer.attention.unit_length import unit_length, unit_range
 from jaxformer.functional import compute_dtype, first_argmax
 
@@ -44,8 +44,7 @@ def routing_update(
     """
     query, key = check_self(query, key)
     centroids = check_centroids(centroids, query)
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"decay is {decay}; it must be in [0, 1].")
+    decay = check_number(decay, "decay", 0.0, 1.0)
     key_mask = check_key_mask(key_mask, *query.shape[:2])
     exists = jnp.ones((1, 1), bool) if key_mask is None else key_mask
     exists = jnp.broadcast_to(exists, query.shape[:2]).reshape(-1)
@@ -133,7 +132,7 @@ def check_self(query: ArrayLike, key: ArrayLike) -> tuple[Float[Array, "B T N H"
 
 def check_centroids(centroids: ArrayLike, query: Float[Array, "B T N H"]) -> Float[Array, "N C H"]:
     """Centroids of every head."""
-    centroids = jnp.asarray(centroids)
+    centroids = as_array(centroids, "centroids")
     num_heads, head_dim = query.shape[2:]
     fits = centroids.ndim == 3 and (centroids.shape[0], centroids.shape[2]) == (num_heads, head_dim)
     if not fits or not centroids.shape[1] or not jnp.issubdtype(centroids.dtype, jnp.floating):

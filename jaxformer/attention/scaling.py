@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.attention.inputs import check_count, check_rng
+
 
 class LogitStatistics(NamedTuple):
     """Figures of one head size, each a float32 scalar.
@@ -41,12 +43,11 @@ def logit_statistics(
       LogitStatistics.
 
     Raises:
-      ValueError: a size below 1.
+      ValueError: a size below 1, or an rng that is not one typed key.
     """
     for name, size in {"head_dim": head_dim, "num_queries": num_queries, "num_keys": num_keys}.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
-    query_rng, key_rng = jax.random.split(rng)
+        check_count(size, name)
+    query_rng, key_rng = jax.random.split(check_rng(rng))
     query = jax.random.normal(query_rng, (num_queries, head_dim), jnp.float32)
     key = jax.random.normal(key_rng, (num_keys, head_dim), jnp.float32)
     logits = (query @ key.T) * (head_dim**-0.5 if scale is None else scale)

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer.attention.cache import KeyValueCache, add_tokens, slot_terms
-from jaxformer.attention.inputs import check_tensor, check_value, hide_missing
+from jaxformer.attention.inputs import as_array, check_count, check_tensor, check_value, hide_missing
 from jaxformer.attention.products import einsum
 from jaxformer.attention.shared_query_key import same_position
 from jaxformer.attention.terms import Terms, make_terms
@@ -44,7 +44,7 @@ def check_apart(query: ArrayLike, key: ArrayLike) -> tuple[Float[Array, "B T N H
 
 def check_array(array: ArrayLike, name: str, *shapes: tuple[int | str, ...]) -> Float[Array, "..."]:
     """The array, refused unless it is floating and of one of the shapes; a name stands for any size above 0."""
-    array = jnp.asarray(array)
+    array = as_array(array, name)
 
     def fits(shape: tuple[int | str, ...]) -> bool:
         pairs = zip(array.shape, shape)
@@ -93,6 +93,7 @@ def attend_scores(
     others_only: bool = False,
 ) -> Float[Array, "B T N Hv"]:
     """softmax(score(query, key)) value over the visible keys, or over those at other positions than the query's."""
+    check_count(block_size, "block_size")
     batch_size, length, num_heads = query.shape[:3]
     num_kv_heads, value_dim = value.shape[2:]
     if 0 in (length, value.size):
@@ -156,8 +157,6 @@ def _over_queries(
     others_only: bool,
 ) -> Array:
     """`use` of the weights [B, N, t, S] of one block of queries after the other, stacked."""
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}; it must be at least 1 token.")
     length, num_keys = query.shape[1], key.shape[1]
     size = min(block_size, length)
     starts = jnp.arange(0, length, size, dtype=jnp.int32)

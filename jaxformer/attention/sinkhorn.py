@@ -5,6 +5,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.inputs import (
+    as_array,
+    check_count,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -153,8 +155,7 @@ def _block_mask(
     key_mask: Bool[Array, "#B S"] | None, query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], block_size: int
 ) -> Bool[Array, "B M b"]:
     """Which tokens exist, by blocks."""
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}; it must be at least 1.")
+    check_count(block_size, "block_size")
     if query.shape[1] != key.shape[1]:
         raise ValueError(
             f"{query.shape[1]} queries over {key.shape[1]} keys: sinkhorn attention sorts blocks of one sequence and "
@@ -173,10 +174,10 @@ def _shares(
     causal: bool,
 ) -> Float[Array, "B K M M"]:
     """The share of each block that each block receives, blocks without any key left out."""
-    block_scores = jnp.asarray(block_scores)
+    block_scores = as_array(block_scores, "block_scores")
     batch_size, num_blocks, _ = mask.shape
     shape, wanted = block_scores.shape, (batch_size, num_kv_heads, num_blocks, num_blocks)
-    if len(shape) != 4 or shape[0] not in (1, batch_size) or shape[1] not in (1, num_kv_heads):
+    if len(shape) != 4 or shape[2] != shape[3] or shape[0] not in (1, batch_size) or shape[1] not in (1, num_kv_heads):
         raise ValueError(f"block_scores has shape {shape}; it must be {wanted} (batch, kv_heads, blocks, blocks).")
     if min(shape[2:]) < num_blocks:
         raise ValueError(f"block_scores {shape} is for fewer blocks than the {num_blocks} of this input.")
@@ -195,8 +196,7 @@ def _sources(
     if sort_cut is not None:
         if causal:
             raise ValueError("sort_cut shows the first sorted blocks to all queries, later tokens too: not if causal.")
-        if sort_cut < 1:
-            raise ValueError(f"sort_cut is {sort_cut}; it must be at least 1 block.")
+        check_count(sort_cut, "sort_cut")
         shares = shares[:, :, :sort_cut]
     return shares, einsum("bkcj,bjs->bkcs", shares, mask.astype(shares.dtype), shares.dtype)
 

@@ -6,7 +6,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.attention.inputs import check_key_mask, check_number
+from jaxformer.attention.inputs import as_array, check_count, check_flag, check_key_mask, check_number
 from jaxformer.functional import as_mask, compute_dtype
 
 # Least temperature, and bound of the scores over it, far inside float32's range.
@@ -46,11 +46,11 @@ def sinkhorn(
     Raises:
       ValueError: scores that are not floating and square, a mask that does not fit, or a number out of range.
     """
-    scores = jnp.asarray(scores)
+    scores = as_array(scores, "scores")
     if not jnp.issubdtype(scores.dtype, jnp.floating) or scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
         raise ValueError(f"scores is {scores.dtype} {scores.shape}; it must be floating and square in its last axes.")
-    if num_iterations < 1:
-        raise ValueError(f"num_iterations is {num_iterations}; it must be at least 1.")
+    check_count(num_iterations, "num_iterations")
+    check_flag(causal, "causal")
     check_number(temperature, "temperature", LEAST_TEMPERATURE)
     entries = scores != -jnp.inf
     if mask is not None:
@@ -115,11 +115,11 @@ def block_summaries(
     Raises:
       ValueError: x or key_mask of another shape or dtype, or a block_size below 1.
     """
-    x = jnp.asarray(x)
+    x = as_array(x, "x")
     if x.ndim != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x is {x.dtype} {x.shape}; it must be floating [batch, tokens, features].")
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}; it must be at least 1.")
+    check_count(block_size, "block_size")
+    check_flag(causal, "causal")
     batch_size, length, size = x.shape
     dtype = compute_dtype(x.dtype)
     key_mask = check_key_mask(key_mask, batch_size, length)

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer.attention.inputs import (
+    check_count,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -76,8 +77,7 @@ def init_sparse_cache(
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": value_dim}.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+        check_count(size, name)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
     count = len(pattern) if isinstance(pattern, tuple | list) else 1
@@ -121,7 +121,8 @@ def sparse_step(
       pattern: as in `sparse_attention`.
       layer: int [], which layer of a stacked cache; only its slots change, in place where the cache is a loop's carry.
       positions: int [B or 1, T], in tokens; by default they go on counting from the last step, padding included.
-      key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees.
+      key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees. What padding's own query holds,
+        NaN included, stays in its own row of the output, which means nothing.
       scale: factor on query keyᵀ; 1 / sqrt(H) by default.
 
     Returns:

@@ -11,6 +11,7 @@ from jaxformer.attention.dense import dense_attention
 from jaxformer.attention.global_tokens import GlobalTokens, columns
 from jaxformer.attention.inputs import (
     check_dropout,
+    check_flag,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -87,7 +88,9 @@ def make_sparse_terms(
     batch_size, length = key.shape[:2]
     segments = check_token_numbers(query_segments, key_segments, "segments", batch_size, length, length)
     key_mask = check_key_mask(key_mask, batch_size, length)
-    return SparseTerms(key_mask, *segments, tokens, added, bool(causal), check_dropout(dropout_rate, rng), rng)
+    return SparseTerms(
+        key_mask, *segments, tokens, added, check_flag(causal, "causal"), check_dropout(dropout_rate, rng), rng
+    )
 
 
 def check_patterns(pattern: Pattern | tuple[Pattern, ...], num_heads: int, num_kv_heads: int) -> tuple[Pattern, ...]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.attention.inputs import check_broadcast, check_key_mask, check_token_numbers
+from jaxformer.attention.inputs import check_broadcast, check_flag, check_key_mask, check_token_numbers
 from jaxformer.functional import as_mask, causal_mask, combine_masks, padding_mask, segment_mask
 
 # An array that broadcasts to [B, N, T, S], or a pytree that is a function of query and key positions.
@@ -119,6 +119,7 @@ def make_terms(
     """The checked terms and bias of an attention over `shape` = (B, N, T, S)."""
     batch_size, _, num_queries, num_keys = shape
     sizes = (batch_size, num_queries, num_keys)
+    causal = check_flag(causal, "causal")
     query_positions, key_positions = check_token_numbers(query_positions, key_positions, "positions", *sizes)
     query_segments, key_segments = check_token_numbers(query_segments, key_segments, "segments", *sizes)
     if query_positions is None and num_queries > num_keys and (causal or callable(bias)):
@@ -136,7 +137,7 @@ def make_terms(
         query_start=num_keys - num_queries,
         num_queries=num_queries,
         num_keys=num_keys,
-        causal=bool(causal),
+        causal=causal,
     )
     return terms, _check_bias(bias, shape, terms)
 

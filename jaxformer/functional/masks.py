@@ -12,7 +12,7 @@ def as_mask(mask: ArrayLike, name: str = "mask") -> Bool[Array, "..."]:
     """A mask as booleans: True, or a non-zero integer, means that the entry counts.
 
     Args:
-      mask: bool or integer (0 or 1), any shape.
+      mask: bool or integer, any shape; 0 hides, and any other number, commonly 1, shows.
       name: what the caller calls it, for the error message.
 
     Returns:
