@@ -86,9 +86,9 @@ SIZES: dict[str, dict[str, object]] = {
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of a size; every knob with its unit."""
-    chosen = parse_arg(
-        arg, size=tuple(SIZES), attention=tuple(ATTENTION_ARGS), packing=("auto", "packed", "contiguous")
-    )
+    # Those that can't be causal are known too, so that the model says why it refuses them.
+    attentions = (*ATTENTION_ARGS, *sorted(set(ATTENTION) - set(ATTENTION_ARGS)))
+    chosen = parse_arg(arg, size=tuple(SIZES), attention=attentions, packing=("auto", "packed", "contiguous"))
     attention, packing = chosen["attention"], chosen["packing"]
     record = PATTERNS[attention] if attention in PATTERNS else ATTENTION[attention]
     if packing == "auto":
@@ -131,7 +131,7 @@ def model_config(attention: str) -> ConfigDict:
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
     model.attention = attention
-    model.attention_args = ConfigDict(ATTENTION_ARGS[attention])  # of this attention
+    model.attention_args = ConfigDict(ATTENTION_ARGS.get(attention, {}))  # of this attention
     model.scan_layers = True  # one compiled block; False = unrolled
     model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
     model.init_stddev = 0.05  # of kernels and embeddings; narrow models want more than GPT-2's 0.02

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionKind:
     """One kind of attention: its functions, what it honours, what it costs and where it comes from.
 
@@ -48,6 +48,9 @@ class AttentionKind:
     arguments: tuple[str, ...] = ()
     paper: str
     summary: str
+
+    def __repr__(self) -> str:
+        return f"AttentionKind({self.name!r})"
 
     @property
     def decodes(self) -> bool:

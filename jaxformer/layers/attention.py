@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import ATTENTION, AttentionKind
 from jaxformer.functional import apply_rotary
-from jaxformer.layers.attention_arrays import ATTENTION_ARGUMENTS, argument_defaults
+from jaxformer.layers.attention_arrays import ATTENTION_ARGUMENTS, argument_defaults, check_settings
 from jaxformer.layers.projection import Projection, project
 
 
@@ -34,6 +34,10 @@ class AttentionOutput(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """Self- or cross-attention with ``num_heads`` heads over any attention function.
 
+    What a kind draws once or lets follow the data (Performer's features, LSH's rotations, the centroids of routing) is
+    in the collection "state": ``variables = module.init(…)`` holds it beside "params", ``module.apply(variables, …)``
+    reads it, and training applies with ``mutable=["state"]`` to get it back changed.
+
     Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.2.2; grouped heads: Ainslie et al.
     2023, arXiv:2305.13245; rotary positions: Su et al. 2021, arXiv:2104.09864.
 
@@ -47,7 +51,7 @@ class MultiHeadAttention(nn.Module):
         takes no positions counts tokens by their place in the row; one that shares query and key has no key
         projection.
       attention_args: further keyword arguments of the function, and of the module that makes the arrays it needs
-        (``jaxformer.layers.ATTENTION_ARGUMENTS``), as (name, value) pairs, hashable.
+        (``jaxformer.layers.ATTENTION_ARGUMENTS``): a mapping, or (name, value) pairs.
       scale: factor on the logits (None = the function's own, 1/sqrt(head_dim)).
       rotary_base: wavelength base of rotary positions; None = no rotation.
       dropout_rate: dropout of attention weights, fraction in [0, 1).
@@ -67,8 +71,8 @@ class MultiHeadAttention(nn.Module):
     num_heads: int
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    attention: AttentionKind | Callable = ATTENTION["dense"]
-    attention_args: tuple[tuple[str, Any], ...] = ()
+    attention: Any = ATTENTION["dense"]
+    attention_args: Any = ()
     scale: float | None = None
     rotary_base: float | None = None
     dropout_rate: float = 0.0
@@ -118,10 +122,18 @@ class MultiHeadAttention(nn.Module):
           return_weights: also return the weights [B, N, T, S], taken before dropout.
 
         Returns:
-          ``AttentionOutput``: ``output`` [B, T, embed_dim], and ``cache`` and ``weights`` where asked for.
+          ``AttentionOutput``: ``output`` [B, T, embed_dim], ``cache`` and ``weights`` where asked for, and ``losses``,
+          to be added to what is trained (routing's commitment).
         """
         heads, kv_heads, head_dim = self._sizes(x.shape[-1])
         kind = self.attention if isinstance(self.attention, AttentionKind) else None
+        if kind is not None:
+            check_settings(kind, dict(self.attention_args))
+        elif not callable(self.attention):
+            raise ValueError(
+                f"attention={self.attention!r} must be a function or a record of jaxformer.attention.ATTENTION; a "
+                "pattern goes to ATTENTION['sparse'] as its setting 'pattern'"
+            )
         shared = kind is not None and kind.shared_query_key
         if kind is not None and shared and memory is not None:
             raise ValueError(f"attention={kind.name!r} shares query and key: it can't attend to memory")
@@ -208,7 +220,7 @@ class MultiHeadAttention(nn.Module):
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             kernel_init=self.kernel_init,
-            **{name: value for name, value in self.attention_args if name in own},
+            **{name: value for name, value in dict(self.attention_args).items() if name in own},
             name="arguments",
         )
         return module(x, query, key, key_mask=key_mask, causal=causal, deterministic=deterministic)

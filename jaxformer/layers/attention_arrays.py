@@ -1,7 +1,9 @@
 """One small module a kind of attention that needs arrays: it declares them, and the function does the rest."""
 
 import dataclasses
+import inspect
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -9,7 +11,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.attention import block_summaries, draw_features, draw_hash_planes, draw_rotations, routing_update
+from jaxformer.attention import (
+    AttentionKind,
+    PatternKind,
+    block_summaries,
+    draw_features,
+    draw_hash_planes,
+    draw_rotations,
+    routing_update,
+)
 from jaxformer.layers.attention_arguments import Arrays, AttentionArguments
 from jaxformer.layers.projection import Projection
 
@@ -329,3 +339,32 @@ def argument_defaults(kind: str) -> dict[str, Any]:
     common = {field.name for field in dataclasses.fields(AttentionArguments)}
     fields = dataclasses.fields(ATTENTION_ARGUMENTS[kind])
     return {field.name: field.default for field in fields if field.name not in common}
+
+
+def check_settings(kind: AttentionKind, settings: Mapping[str, Any], pattern: PatternKind | None = None) -> None:
+    """Refuses settings that nothing of the kind knows, and the lack of needed ones.
+
+    Args:
+      kind: the record.
+      settings: keyword arguments by name, as in ``attention_args``.
+      pattern: of sparse attention by a pattern's name: settings are the constructor's too.
+
+    Raises:
+      ValueError: as said, with the names that there are.
+    """
+    name = kind.name if pattern is None else pattern.name
+    parameters = dict(inspect.signature(kind.function).parameters)
+    if pattern is not None:
+        del parameters["pattern"]
+        parameters |= inspect.signature(pattern.constructor).parameters
+    optional = set(argument_defaults(kind.name))
+    own = set(parameters) - {"query", "key", "query_key", "value", *kind.arguments} | optional
+    for setting in settings:
+        if setting not in own:
+            raise ValueError(
+                f"attention_args has {setting!r}, which attention={name!r} does not know; it knows "
+                f"{', '.join(sorted(own))}"
+            )
+    needed = {key for key in own - optional if parameters[key].default is inspect.Parameter.empty}
+    if needed - set(settings):
+        raise ValueError(f"attention={name!r} needs {', '.join(sorted(needed - set(settings)))} in attention_args")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer.attention import ATTENTION, PATTERNS, AttentionKind
-from jaxformer.layers import argument_defaults
+from jaxformer.layers import argument_defaults, check_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,9 @@ def choose_attention(name: str, args: tuple[tuple[str, Any], ...]) -> AttentionC
     if name in PATTERNS:
         pattern, kind = PATTERNS[name], ATTENTION["sparse"]
         known = _parameters(pattern.constructor)
+        check_settings(kind, dict(args), pattern)
         own = {key: value for key, value in args if key in known}
         rest = tuple((key, value) for key, value in args if key not in known)
-        _check_names(name, rest, kind)
         made = ("pattern", pattern.constructor(**own))
         return AttentionChoice(
             name, kind, tuple(sorted([*rest, made])), pattern.packing, pattern.causal, pattern.bidirectional
@@ -88,7 +88,7 @@ def choose_attention(name: str, args: tuple[tuple[str, Any], ...]) -> AttentionC
     if name not in ATTENTION:
         raise ValueError(f"attention={name!r} must be one of {', '.join(sorted([*ATTENTION, *PATTERNS]))}")
     kind = ATTENTION[name]
-    _check_names(name, args, kind)
+    check_settings(kind, dict(args))
     return AttentionChoice(name, kind, args, kind.packing, kind.causal, kind.bidirectional)
 
 
@@ -124,13 +124,6 @@ def check_attentions(config: Any) -> None:
         for field, is_unmet in unmet.items():
             if is_unmet:
                 raise ValueError(f"attention={choice.name!r} does not support {field}")
-
-
-def _check_names(name: str, args: tuple[tuple[str, Any], ...], kind: AttentionKind) -> None:
-    known = _parameters(kind.function) | set(argument_defaults(kind.name))
-    for argument, _ in args:
-        if argument not in known:
-            raise ValueError(f"attention_args has {argument!r}, which attention={name!r} does not know")
 
 
 def _parameters(function: Callable) -> set[str]:
