@@ -1,6 +1,10 @@
 """Linformer: keys and values are projected over positions to a few slots, whatever the length."""
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
@@ -16,6 +20,9 @@ from jaxformer.attention.inputs import (
 )
 from jaxformer.attention.products import einsum
 from jaxformer.functional import compute_dtype, masked_softmax
+
+QUERIES_AT_ONCE = 1024
+"""Queries whose weights on all slots are in memory together: some MiB a head."""
 
 
 def linformer_attention(
@@ -67,10 +74,16 @@ def linformer_attention(
     key_mask = check_key_mask(key_mask, *key.shape[:2])
     key_projection, value_projection = _check_projections(key_projection, value_projection, key, causal)
     query = scale_query(query, check_scale(scale, query.shape[3]))
-    weights = _slot_weights(query, hide_missing(key, key_mask), key_mask, key_projection, value_projection)
-    slots = _project(hide_missing(value, key_mask), value_projection)
-    output = einsum("bkgtr,bkrv->btkgv", weights.astype(slots.dtype), slots, slots.dtype)
-    return output.reshape(*query.shape[:3], value.shape[3]).astype(value.dtype)
+    key_slots = _project(hide_missing(key, key_mask), key_projection)
+    value_slots = _project(hide_missing(value, key_mask), value_projection)
+    seen = _visible_slots(key_projection, value_projection, key_mask)
+
+    def attend(query: Float[Array, "B T N H"]) -> Float[Array, "B T N Hv"]:
+        weights = _slot_weights(query, key_slots, seen)
+        output = einsum("bkgtr,bkrv->btkgv", weights.astype(value_slots.dtype), value_slots, value_slots.dtype)
+        return output.reshape(*query.shape[:3], value.shape[3]).astype(value.dtype)
+
+    return _by_blocks(attend, query)
 
 
 def linformer_attention_weights(
@@ -101,7 +114,8 @@ def linformer_attention_weights(
     key_mask = check_key_mask(key_mask, *key.shape[:2])
     key_projection, value_projection = _check_projections(key_projection, value_projection, key, causal)
     query = scale_query(query, check_scale(scale, query.shape[3]))
-    slots = _slot_weights(query, hide_missing(key, key_mask), key_mask, key_projection, value_projection)
+    seen = _visible_slots(key_projection, value_projection, key_mask)
+    slots = _slot_weights(query, _project(hide_missing(key, key_mask), key_projection), seen)
     batch_size, num_queries, num_heads, _ = query.shape
     projection = value_projection.astype(slots.dtype)
     weights = einsum(f"bkgtr,{_axes(projection)}->bkgts", slots, projection, slots.dtype)
@@ -147,23 +161,44 @@ def _check_projection(projection: ArrayLike, name: str, key: Float[Array, "B S K
     return projection[..., :num_keys]
 
 
+def _by_blocks(attend: Callable[[Array], Array], query: Float[Array, "B T N H"]) -> Float[Array, "B T N Hv"]:
+    """`attend` for so many queries at a time that all their weights fit in memory; made again in the backward pass."""
+    batch_size, length = query.shape[:2]
+    if length <= QUERIES_AT_ONCE:
+        return attend(query)
+    blocks, size = split_queries(length)
+    padded = jnp.pad(query, ((0, 0), (0, blocks * size - length), (0, 0), (0, 0)))
+    parts = padded.reshape(batch_size, blocks, size, *query.shape[2:]).swapaxes(0, 1)
+    outputs = lax.map(jax.checkpoint(attend), parts).swapaxes(0, 1)
+    return outputs.reshape(batch_size, blocks * size, *outputs.shape[3:])[:, :length]
+
+
+def split_queries(length: int) -> tuple[int, int]:
+    """How many blocks, of how many queries, as even as can be."""
+    blocks = -(-length // QUERIES_AT_ONCE)
+    return blocks, -(-length // blocks)
+
+
 def _slot_weights(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    key_mask: Bool[Array, "#B S"] | None,
-    key_projection: Float[Array, "..."],
-    value_projection: Float[Array, "..."],
+    query: Float[Array, "B T N H"], slots: Float[Array, "B K R H"], seen: Bool[Array, "#B #K R"]
 ) -> Float[Array, "B K G T R"]:
     """The softmax over the slots, in float32 (float64 for float64 queries)."""
     dtype = compute_dtype(query.dtype)
-    slots = _project(key, key_projection)
     batch_size, num_queries, num_heads, head_dim = query.shape
-    grouped = query.reshape(batch_size, num_queries, key.shape[2], num_heads // key.shape[2], head_dim)
+    num_kv_heads = slots.shape[1]
+    grouped = query.reshape(batch_size, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     logits = einsum("btkgh,bkrh->bkgtr", grouped.astype(dtype), slots, dtype)
+    return masked_softmax(logits, seen[:, :, None, None, :])
+
+
+def _visible_slots(
+    key_projection: Float[Array, "..."], value_projection: Float[Array, "..."], key_mask: Bool[Array, "#B S"] | None
+) -> Bool[Array, "#B #K R"]:
+    """Which slots hold any key that exists."""
     count = _contributing(key_projection, key_mask)
     if value_projection is not key_projection:
         count = count + _contributing(value_projection, key_mask)
-    return masked_softmax(logits, (count > 0)[:, :, None, None, :])
+    return count > 0
 
 
 def _contributing(projection: Float[Array, "..."], key_mask: Bool[Array, "#B S"] | None) -> Float[Array, "#B #K R"]:

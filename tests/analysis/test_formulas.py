@@ -301,3 +301,20 @@ def test_parameters_are_the_learned_arrays_where_no_module_makes_them(name):
     learned, drawn = traced.arrays(29, 29)
     assert traced.cost.parameters == sum(array.size for array in learned.values())
     assert traced.cost.state_bytes == num_bytes(drawn)
+
+
+def test_linformer_products_are_exact_where_queries_go_by_blocks():
+    tokens = jax.ShapeDtypeStruct((1, 2100, 2, HEAD_DIM), jnp.float32)
+    slots = jax.ShapeDtypeStruct((9, 2100), jnp.float32)
+
+    def attend(query, key, value, first, second):
+        function = ATTENTION["linformer"].function
+        return function(query, key, value, key_projection=first, value_projection=second).sum()
+
+    def train(*arrays):
+        return jax.value_and_grad(attend, (0, 1, 2, 3, 4))(*arrays)
+
+    cost = attention_cost("linformer", 1, 2100, 2, HEAD_DIM, rank=9)
+    arrays = (tokens, tokens, tokens, slots, slots)
+    assert count_matmul_operations(attend, *arrays) == cost.forward.matmul
+    assert count_matmul_operations(train, *arrays) == cost.training.matmul

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxformer.attention.linformer as linformer
 from jaxformer.attention import (
     attention_spectrum,
     compressed_attention,
@@ -214,3 +215,17 @@ def test_spectrum_equals_numpy_and_known_ranks():
         rank_for_share(known, 90)
     with pytest.raises(ValueError, match="weights is int"):
         effective_rank(np.ones((2, 2), np.int32))
+
+
+def test_many_queries_go_by_blocks_and_give_the_same(monkeypatch):
+    random = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(random.standard_normal((2, 11, 3, 5)), jnp.float32) for _ in range(3))
+    projection = jnp.asarray(random.standard_normal((4, 11)), jnp.float32)
+
+    def run(*arrays):
+        return (linformer_attention(*arrays[:3], key_projection=arrays[3]) ** 2).sum()
+
+    want = jax.jit(jax.value_and_grad(run, (0, 1, 2, 3)))(query, key, value, projection)
+    monkeypatch.setattr(linformer, "QUERIES_AT_ONCE", 4)
+    got = jax.jit(jax.value_and_grad(lambda *arrays: run(*arrays), (0, 1, 2, 3)))(query, key, value, projection)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)

@@ -6,6 +6,7 @@ from jaxformer.analysis.costs.softmax import BACKWARD_OTHER, FORWARD_OTHER
 from jaxformer.analysis.costs.work import INDEX_BYTES, AttentionCost, Sizes, Work, steps
 from jaxformer.attention.compressed_cache import CHUNK
 from jaxformer.attention.compressed_pool import Windows
+from jaxformer.attention.linformer import split_queries
 
 
 def linformer_cost(
@@ -14,19 +15,28 @@ def linformer_cost(
     """2 (S + T) rank (H + Hv) operations a head: keys and values projected to slots, then attention to these.
 
     Wang et al. 2020, arXiv:2006.04768, section 4, equation 7 and table 1. All four products have two operands with
-    gradients. One projection for keys and values saves parameters, not products.
+    gradients. One projection for keys and values saves parameters, not products. Many queries go block by block, whose
+    logits the backward pass computes again.
     """
     project = 2 * rank * sizes.key_value_numbers(sizes.keys)
-    logits = sizes.rows * rank
-    products = project + sizes.pair_products(sizes.queries * rank)
+    blocks, size = split_queries(sizes.queries)
+    queries = blocks * size
+    again = sizes.pair_products(queries * rank, 1, 0) if blocks > 1 else 0
+    logits = sizes.batch * sizes.heads * queries * rank
+    products = project + sizes.pair_products(queries * rank)
     slots = rank * sizes.key_value_numbers(1)
-    kept = (2 * logits + slots) * sizes.wide
+    kept = (2 * logits // blocks + slots) * sizes.wide
     heads = 1 if share_heads else sizes.kv_heads
     parameters = (1 if share_key_value else 2) * heads * rank * sizes.keys
     read = sizes.io_bytes + sizes.param_bytes(parameters)
     return AttentionCost(
         Work(products, FORWARD_OTHER * logits + slots, read + 2 * kept, kept),
-        Work(2 * products, BACKWARD_OTHER * logits + slots, 2 * read + 3 * kept, kept + logits * sizes.wide),
+        Work(
+            2 * products + again,
+            BACKWARD_OTHER * logits + slots,
+            2 * read + 3 * kept,
+            kept + logits // blocks * sizes.wide,
+        ),
         parameters=parameters,
         parameter_bytes=sizes.param_bytes(parameters),
     )
