@@ -32,7 +32,7 @@ def compile_pieces(pieces: list[Piece]) -> tuple[Component, ...]:
         if may.any():
             full = region.bounds(query, key)[1] & query.whole & key.whole
             run = layout.run or 1
-            may, full = may.reshape(-1, run).any(1), full.reshape(-1, run).all(1)
+            may, full = np.asarray(may.reshape(-1, run).any(1)), np.asarray(full.reshape(-1, run).all(1))
             components.append(_component(layout, may, full, region))
     return tuple(components)
 

@@ -18,13 +18,14 @@ class Spans:
         self._present = self._positions >= 0
         self.low = self._positions.min(1, where=self._present, initial=2**31 - 1)[self._index].astype(np.int64)
         self.high = self._positions.max(1, where=self._present, initial=-1)[self._index].astype(np.int64)
-        self.whole = self._present.all(1)[self._index]
-        self.some = self._present.any(1)[self._index]
+        self.whole = np.asarray(self._present.all(1))[self._index]
+        self.some = np.asarray(self._present.any(1))[self._index]
 
     def hold(self, test: Callable[[np.ndarray], np.ndarray]) -> tuple[Bool[np.ndarray, "P"], Bool[np.ndarray, "P"]]:
         """Whether any, and whether every position passes a test."""
         passed = np.asarray(test(self._positions))
-        return (passed & self._present).any(1)[self._index], (passed | ~self._present).all(1)[self._index]
+        some, every = np.asarray((passed & self._present).any(1)), np.asarray((passed | ~self._present).all(1))
+        return some[self._index], every[self._index]
 
     def common(self, number: Callable[[np.ndarray], np.ndarray]) -> Int[np.ndarray, "P"]:
         """The non-negative number that all positions share; -1 where they differ."""
