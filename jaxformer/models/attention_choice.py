@@ -57,15 +57,19 @@ def choose_attentions(names: str | tuple[str, ...], args: tuple) -> tuple[Attent
 
     Args:
       names: a name of ``ATTENTION`` or ``PATTERNS``, or several.
-      args: sorted pairs of keyword arguments; for several names, pairs of a name and such pairs.
+      args: sorted pairs of keyword arguments; for several names, pairs of a name and such pairs, or such pairs each.
 
     Raises:
-      ValueError: an unknown name or argument, or arguments of a name that is not chosen.
+      ValueError: an unknown name or argument, arguments of a name that is not chosen, or of another number of names.
     """
     if isinstance(names, str):
         return (choose_attention(names, args),)
     if not names:
         raise ValueError("attention=() must have at least one name")
+    if any(len(entry) != 2 or not isinstance(entry[0], str) for entry in args):
+        if len(args) != len(names):
+            raise ValueError(f"attention_args has {len(args)} mappings for the {len(names)} of attention={names!r}")
+        return tuple(choose_attention(name, entry) for name, entry in zip(names, args))
     by_name = dict(args)
     for name in by_name:
         if name not in names:

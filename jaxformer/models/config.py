@@ -54,7 +54,7 @@ class TransformerConfig:
       attention: a name of ``jaxformer.attention.ATTENTION`` or ``PATTERNS``, or a tuple of names that the layers go
         through in turn: ("local", "local", "dense") repeats every three layers, and divides num_layers.
       attention_args: its further keyword arguments (a mapping, kept as sorted pairs), those of its arrays among them;
-        of a tuple of names, a mapping from name to such a mapping.
+        of a tuple of names, a mapping from name to such a mapping, or one such mapping for each name.
       cross_attention: the same for the attention from decoder to encoder; one name.
       attention_scale: factor on attention logits (None = 1/sqrt(head_dim)).
       mlp_chunk_size: positions of the feed-forward layer computed at a time (None = all).

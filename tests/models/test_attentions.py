@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.attention import ATTENTION, PATTERNS
+from jaxformer.attention import ATTENTION, PATTERNS, patterns
 from jaxformer.models import Transformer, TransformerConfig, gpt, stack_layers, unstack_layers
 
 SHAPE = {"vocab_size": 17, "num_layers": 1, "embed_dim": 16, "num_heads": 2, "max_length": 32}
@@ -171,6 +171,21 @@ def test_layers_that_take_turns_decode_as_they_attend(scan_layers, repeating):
         cache = output.aux.cache
         outputs.append(output.logits)
     np.testing.assert_allclose(jnp.concatenate(outputs, 1), model.apply(params, tokens).logits, atol=1e-4)
+
+
+def test_the_factors_of_a_pattern_take_turns_over_layers(repeating):
+    """Sparse Transformer's third use: one factor a layer, after two of which every token is reached."""
+    factors = patterns.strided_parts(4)
+    args = [{"pattern": factor} for factor in factors]
+    shape = {**SHAPE, "num_layers": 2}
+    model = gpt(**shape, attention=("sparse", "sparse"), attention_args=args)
+    params = model.init(jax.random.key(0), repeating)
+    weights = model.apply(params, repeating, return_weights=True).aux.weights["attention"]
+    for layer, factor in zip(weights, factors):
+        mask = (factor & patterns.causal()).mask(24)
+        np.testing.assert_array_equal(layer != 0, np.broadcast_to(mask, layer.shape))
+    with pytest.raises(ValueError, match="has 1 mappings for the 2"):
+        gpt(**shape, attention=("sparse", "sparse"), attention_args=args[:1])
 
 
 @pytest.mark.parametrize(
