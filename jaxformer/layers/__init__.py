@@ -2,7 +2,7 @@
 
 from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
 from jaxformer.layers.attention_arguments import AttentionArguments
-from jaxformer.layers.attention_arrays import ATTENTION_ARGUMENTS, argument_defaults, check_settings
+from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_settings
 from jaxformer.layers.embeddings import (
     LearnedPositionEmbedding,
     RelativePositionBias,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import ATTENTION, AttentionKind
 from jaxformer.functional import apply_rotary
-from jaxformer.layers.attention_arrays import ATTENTION_ARGUMENTS, argument_defaults, check_settings
+from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_settings
 from jaxformer.layers.projection import Projection, project
 
 

@@ -1,9 +1,6 @@
 """One small module a kind of attention that needs arrays: it declares them, and the function does the rest."""
 
-import dataclasses
-import inspect
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -12,8 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.attention import (
-    AttentionKind,
-    PatternKind,
     block_summaries,
     draw_features,
     draw_hash_planes,
@@ -312,59 +307,3 @@ class CompressedArguments(AttentionArguments):
 def _unit_sum(rng: Array, shape: tuple[int], dtype: Any) -> Array:
     """A vector whose product with independent numbers of unit variance has unit variance."""
     return jax.random.normal(rng, shape, dtype) * jnp.asarray(shape[0] ** -0.5, dtype)
-
-
-ATTENTION_ARGUMENTS: dict[str, type[AttentionArguments]] = {
-    "additive": AdditiveArguments,
-    "bilinear": BilinearArguments,
-    "clustered": ClusteredArguments,
-    "compressed": CompressedArguments,
-    "concat": ConcatArguments,
-    "kernel": KernelArguments,
-    "linformer": LinformerArguments,
-    "longformer": LongformerArguments,
-    "lsh": LshArguments,
-    "performer": PerformerArguments,
-    "routing": RoutingArguments,
-    "sinkhorn": SinkhornArguments,
-    "sparse": SparseArguments,
-}
-"""The module of each kind that needs arrays, or can be given some."""
-
-
-def argument_defaults(kind: str) -> dict[str, Any]:
-    """What ``attention_args`` may set of the module of a kind, with its defaults; nothing where it needs no arrays."""
-    if kind not in ATTENTION_ARGUMENTS:
-        return {}
-    common = {field.name for field in dataclasses.fields(AttentionArguments)}
-    fields = dataclasses.fields(ATTENTION_ARGUMENTS[kind])
-    return {field.name: field.default for field in fields if field.name not in common}
-
-
-def check_settings(kind: AttentionKind, settings: Mapping[str, Any], pattern: PatternKind | None = None) -> None:
-    """Refuses settings that nothing of the kind knows, and the lack of needed ones.
-
-    Args:
-      kind: the record.
-      settings: keyword arguments by name, as in ``attention_args``.
-      pattern: of sparse attention by a pattern's name: settings are the constructor's too.
-
-    Raises:
-      ValueError: as said, with the names that there are.
-    """
-    name = kind.name if pattern is None else pattern.name
-    parameters = dict(inspect.signature(kind.function).parameters)
-    if pattern is not None:
-        del parameters["pattern"]
-        parameters |= inspect.signature(pattern.constructor).parameters
-    optional = set(argument_defaults(kind.name))
-    own = set(parameters) - {"query", "key", "query_key", "value", *kind.arguments} | optional
-    for setting in settings:
-        if setting not in own:
-            raise ValueError(
-                f"attention_args has {setting!r}, which attention={name!r} does not know; it knows "
-                f"{', '.join(sorted(own))}"
-            )
-    needed = {key for key in own - optional if parameters[key].default is inspect.Parameter.empty}
-    if needed - set(settings):
-        raise ValueError(f"attention={name!r} needs {', '.join(sorted(needed - set(settings)))} in attention_args")
