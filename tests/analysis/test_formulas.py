@@ -129,8 +129,14 @@ def directions(name):
 
 
 DIRECTED = [direction for name in CASES for direction in directions(name)]
+# Every run counts the causal programs, and those that can't be causal; the slow tests count both directions.
 each_direction = pytest.mark.parametrize(
-    ("name", "causal"), DIRECTED, ids=[f"{name}-{'causal' if causal else 'both_ways'}" for name, causal in DIRECTED]
+    ("name", "causal"),
+    [
+        pytest.param(name, causal, marks=pytest.mark.slow if not causal and (name, True) in DIRECTED else ())
+        for name, causal in DIRECTED
+    ],
+    ids=[f"{name}-{'causal' if causal else 'both_ways'}" for name, causal in DIRECTED],
 )
 
 
@@ -233,6 +239,7 @@ def test_products_are_those_of_the_program(name, causal):
         assert traced.cost.backward.matmul == traced.count(traced.gradients) - forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "causal"),
     [(name, causal) for name, causal in DIRECTED if CASES[name].kind in ATTENTION],

@@ -14,6 +14,14 @@ IMPLEMENTATIONS = {
     "blocks_of_4": {"implementation": "blockwise", "block_size": 4},
 }
 each_implementation = pytest.mark.parametrize("how", IMPLEMENTATIONS.values(), ids=list(IMPLEMENTATIONS))
+# Small blocks meet every border; the others run with the slow tests.
+each_implementation_of_values = pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=() if name == "blocks_of_4" else pytest.mark.slow, id=name)
+        for name, how in IMPLEMENTATIONS.items()
+    ],
+)
 
 
 def random_mask(seed, *shape):
@@ -40,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
-@each_implementation
+@each_implementation_of_values
 def test_values_and_gradients_equal_the_loop(how, options):
     case = draw(**options)
     expected = dense_oracle(case)

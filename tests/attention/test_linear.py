@@ -166,6 +166,7 @@ def test_the_state_is_of_constant_size_and_steps_write_one_layer():
         linear_step(cache, query, key, value)
 
 
+@pytest.mark.slow
 def test_memory_of_the_backward_pass_is_linear_in_length():
     def temp_bytes(length, **options):
         inputs = [jax.ShapeDtypeStruct((1, length, 2, 64), jnp.float32)] * 3

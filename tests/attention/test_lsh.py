@@ -117,6 +117,7 @@ def test_length_beside_chunks_and_padding_move_no_token():
             assert not output[:, length:].any()
 
 
+@pytest.mark.slow
 def test_a_token_that_sees_nothing_gets_its_own_value_exactly():
     tokens, value = draw(12)
     tokens = tokens * 300.0
@@ -147,6 +148,7 @@ def test_the_choice_of_past_keys_depends_on_later_tokens_unless_it_is_strict():
     assert not past(tokens, **strict)[:, :, np.triu_indices(12, 1)[0], np.triu_indices(12, 1)[1]].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_bucket", [True, False])
 def test_decoding_equals_the_full_pass_where_the_choice_is_causal(one_bucket):
     tokens, value = draw(6)
@@ -164,6 +166,7 @@ def test_decoding_equals_the_full_pass_where_the_choice_is_causal(one_bucket):
     jax.tree.map(lambda leaf, start: np.testing.assert_array_equal(leaf[0], start), cache, empty)
 
 
+@pytest.mark.slow
 def test_more_rounds_come_closer_to_all_pairs():
     tokens, value = draw(64)
     rounds = rotations(8, 16)

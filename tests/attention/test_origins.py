@@ -56,6 +56,7 @@ def test_kernels_by_hand(kernel, wanted):
     np.testing.assert_allclose(wide, weights, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_query_out_of_reach_gets_zeros_but_a_gaussian_finds_the_nearest():
     query, key, value = grid(100.0, 0.4), grid(0.0, 1.0), grid(3.0, 5.0)
     for kernel in ("boxcar", "epanechnikov", "triangular"):
@@ -77,6 +78,7 @@ def test_a_gaussian_over_keys_of_equal_length_is_dense_attention():
     np.testing.assert_allclose(weights, dense_attention_weights(query, key, scale=1 / 0.49), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_regression_finds_the_curve_and_leaving_out_learns_the_width():
     """y = 2 sin x + x + noise; means over draws of the squared error to the curve without noise."""
     random = np.random.default_rng(0)
@@ -245,6 +247,7 @@ def test_a_token_sees_itself_only_in_need():
     np.testing.assert_allclose(output, np.einsum("bnts,bsnv->btnv", weights, value), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_keys_have_unit_length_and_a_zero_vector_a_finite_gradient():
     query_key, value = normal(1, 5, 1, 3), normal(1, 5, 1, 2, seed=1)
     logits = query_key[0, :, 0] @ (query_key / np.linalg.norm(query_key, axis=-1, keepdims=True))[0, :, 0].T

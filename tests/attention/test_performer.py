@@ -45,6 +45,7 @@ def naive_products(query, key, directions, features):
     return np.einsum("btnf,bsnf->bnts", phi(query), phi(key)) / len(directions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", ["positive", "trigonometric", "relu"])
 def test_weights_are_products_of_the_papers_features(features):
     query, key, value = draw(0.7)
@@ -73,6 +74,7 @@ def test_the_estimate_of_the_softmax_kernel_is_unbiased(orthogonal):
         assert (standard_error < 0.05 * truth).all()
 
 
+@pytest.mark.slow
 def test_orthogonal_directions_keep_the_lengths_of_normal_vectors():
     directions = np.asarray(projection(4096 + 3, 6), float)
     assert directions.shape == (4099, 6)
@@ -157,6 +159,7 @@ def test_keys_of_any_norm_neither_overflow_nor_vanish(dtype):
     np.testing.assert_allclose(np.asarray(output, np.float64), want, atol=1e-4 if dtype == jnp.float32 else 0.03)
 
 
+@pytest.mark.slow
 def test_a_sum_of_trigonometric_weights_that_is_not_positive_gives_zeros():
     query, key, value = draw(3.0, length=40)
     directions = projection(2)
@@ -191,6 +194,7 @@ def test_each_key_head_may_have_directions_of_its_own():
         performer_attention(query, key, value, projection=directions, features="exp")
 
 
+@pytest.mark.slow
 def test_memory_of_the_backward_pass_is_linear_in_length():
     directions = projection(128, 64)
 

@@ -133,6 +133,7 @@ def test_centroids_come_to_stand_in_their_clusters():
     assert losses[-1] < 0.05 < losses[0]
 
 
+@pytest.mark.slow
 def test_decoding_equals_the_full_pass_with_one_cluster():
     query, key, value, centroids = draw(6, clusters=1)
     attend = functools.partial(routing_attention, centroids=centroids, window=6, causal=True)
@@ -148,6 +149,7 @@ def test_decoding_equals_the_full_pass_with_one_cluster():
     jax.tree.map(lambda leaf, start: np.testing.assert_array_equal(leaf[0], start), cache, empty)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_length_alone():
     """65,536 tokens in 256 clusters of 256, 4 heads of 32, forward and backward; all pairs would take 64 GiB."""
     tokens = jax.ShapeDtypeStruct((1, 65536, 4, 32), jnp.float32)

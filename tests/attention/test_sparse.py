@@ -192,6 +192,7 @@ def test_a_causal_window_of_three_sees_four_tokens():
     np.testing.assert_allclose(output.ravel(), [0, 0.5, 1, 1.5, 2.5, 3.5, 4.5, 5.5], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing_gets_zeros_beside_one_that_sees():
     query, key = np.ones((1, 3, 1, 4), np.float32), np.ones((1, 3, 1, 4), np.float32)
     value = np.arange(12, dtype=np.float32).reshape(1, 3, 1, 4)

@@ -75,6 +75,7 @@ def test_steps_equal_dense_attention_with_the_mask(name):
         np.testing.assert_allclose(output[row : row + 1, pad:], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_positions_go_on_counting_and_long_prompts_go_by_chunks():
     pattern = patterns.longformer(40, (0, 130))
     inputs = draw(300)
@@ -96,6 +97,7 @@ def test_padding_between_tokens_evicts_nothing():
     np.testing.assert_allclose(output[:1, key_mask[0]], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_groups_of_heads_have_patterns_of_their_own(kv_heads):
     pattern, inputs = patterns.strided_parts(4), draw(kv_heads=kv_heads)

@@ -184,6 +184,7 @@ def test_models_that_do_not_decode_are_refused(make_gpt):
         generate(model, params, [[1]], max_new_tokens=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"temperature": 50.0}, {"temperature": 50.0, "top_k": 9, "top_p": 0.99}])
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_ids_beyond_a_smaller_vocabulary_are_never_chosen(gpt, settings, penalty):

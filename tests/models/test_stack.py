@@ -57,6 +57,7 @@ def test_layer_ten_comes_after_layer_nine():
     jax.tree.map(np.testing.assert_array_equal, back, numbered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "scan_layers"), [("full", True), ("dots", True), ("dots_no_batch", True), ("full", False)]
 )

@@ -60,6 +60,7 @@ def test_cached_decoding_from_an_encoded_source_equals_the_full_pass(fields):
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_pairs_see_their_own_source_only():
     model, variables = _encoder_decoder()
     source, tokens = _ids(1, 5), _ids(1, 6, seed=1)

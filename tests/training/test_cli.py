@@ -119,6 +119,7 @@ def test_unusable_prompt_files_are_named(tmp_path, content, message):
         _read_prompts(str(tmp_path / "prompts"))
 
 
+@pytest.mark.slow
 def test_tokenizer_is_trained_and_used(text, tiny_flags, tmp_path, capsys):
     output = tmp_path / "tokenizer.json"
     arguments = ("--kind=bpe", "--vocab_size=270", f"--input={text}/*.txt", f"--output={output}")

@@ -26,6 +26,7 @@ def _lowered(num_layers, architecture):
     return jit_train_step(make_train_step(model, language_model_objective, optimizer, schedule)).lower(state, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
 def test_compiled_size_does_not_grow_with_depth(architecture):
     few, many = (_lowered(depth, architecture).compile().as_text().count(" = ") for depth in (4, 24))

@@ -382,6 +382,7 @@ def test_train_and_evaluation_steps_compile_once(text, tmp_path, monkeypatch, ti
     assert [function._cache_size() for function in jitted] == [1, 1]
 
 
+@pytest.mark.slow
 def test_accumulated_run_equals_the_big_batch(text, tmp_path, trained, tiny_config):
     _, figures = trained
     config = tiny_config(text, "train.steps=12", "train.accumulation_steps=2")
@@ -427,6 +428,7 @@ def test_wrong_generation_settings_are_refused(trained, settings, message):
         list(generate_from_run(workdir, ["be"], **settings))
 
 
+@pytest.mark.slow
 def test_samples_of_a_model_with_spare_ids_keep_to_the_tokenizer(text, tmp_path, monkeypatch, tiny_config):
     """With 5000 ids for 259 tokens, unlimited draws of a hardly trained model would nearly all be beyond these."""
     order = []

@@ -68,7 +68,7 @@ def record_batches(monkeypatch):
     return batches
 
 
-@pytest.mark.parametrize("stop", [3, 5, 10])
+@pytest.mark.parametrize("stop", [pytest.param(3, marks=pytest.mark.slow), 5, pytest.param(10, marks=pytest.mark.slow)])
 def test_stopped_and_continued_run_is_bit_equal(text, tiny_config, straight, tmp_path, monkeypatch, stop):
     """Stopped in the middle of an epoch and near its end, each step made of two parts."""
     expected, tokens = straight
@@ -206,6 +206,7 @@ def unfinished(workdir, before):
     )
 
 
+@pytest.mark.slow
 def test_run_killed_inside_a_save_goes_on_bit_equal(tiny_flags, straight, tmp_path):
     expected, _ = straight
     flags = [*train_flags(tiny_flags), "--config.checkpoint.every_steps=2"]
