@@ -404,7 +404,7 @@ def test_low_precision_is_close(name, dtype):
             jnp.asarray(setting.d_output, dtype),
         )
     )
-    tokens = ("query", "key", "query_key", "value")
+    tokens = ("query", "key", "query_key", "value", *row.beside)
     rounded = {key: jnp.asarray(array, dtype) if key in tokens else array for key, array in setting.inputs.items()}
     output, gradients = run(rounded)
     exact = {key: array.astype(jnp.float32) if key in tokens else array for key, array in rounded.items()}
