@@ -1,7 +1,9 @@
 """Layouts and slices of blockwise attention: heads before tokens, query heads grouped by the key head they read."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.products import batched_matmul
@@ -9,6 +11,11 @@ from jaxformer.attention.products import batched_matmul
 
 def by_head(array: Float[Array, "B T N H"], num_kv_heads: int) -> Float[Array, "B K G T H"]:
     """Heads before tokens, and grouped by the key head they read."""
+    return rearranged(split_heads(array, num_kv_heads))
+
+
+def split_heads(array: Float[Array, "B T N H"], num_kv_heads: int) -> Float[Array, "B K G T H"]:
+    """`by_head` for what rearranges the array anyhow."""
     batch_size, length, _, head_dim = array.shape
     return array.reshape(batch_size, length, num_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
 
@@ -16,7 +23,22 @@ def by_head(array: Float[Array, "B T N H"], num_kv_heads: int) -> Float[Array, "
 def by_token(array: Float[Array, "B K G T H"]) -> Float[Array, "B T N H"]:
     """The way back from `by_head`."""
     batch_size, _, _, length, head_dim = array.shape
-    return array.transpose(0, 3, 1, 2, 4).reshape(batch_size, length, -1, head_dim)
+    return rearranged(array.transpose(0, 3, 1, 2, 4)).reshape(batch_size, length, -1, head_dim)
+
+
+def heads_for_tokens(array: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
+    """Tokens and heads change places; also the way back."""
+    return rearranged(array.swapaxes(1, 2))
+
+
+def rearranged(array: Array) -> Array:
+    """The array, whose axes were just moved, written out in their new order at once.
+
+    Else XLA for CPUs first copies it in the old order, at several times the cost.
+    """
+    if jax.default_backend() != "cpu":
+        return array
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
 def group_heads(pairs: Array, num_kv_heads: int, group: int) -> Array:
@@ -43,14 +65,28 @@ def paste(array: Array, block: Array, axis: int, start: Array) -> Array:
 
 def rows_times(rows: Float[Array, "B K G q m"], matrix: Float[Array, "B K m s"], dtype: jnp.dtype) -> Array:
     """Product of each row of each group with its key head's matrix: [B, K, G, q, s]."""
-    batch_size, num_kv_heads, group, queries, inner = rows.shape
-    flat = rows.reshape(batch_size, num_kv_heads, group * queries, inner)
-    return batched_matmul(flat, matrix, dtype).reshape(batch_size, num_kv_heads, group, queries, -1)
+    *shape, inner = rows.shape
+    return batched_matmul(rows.reshape(*shape[:2], -1, inner), matrix, dtype).reshape(*shape, -1)
 
 
-def across_times(across: Float[Array, "B K m G q"], block: Float[Array, "B K G q s"], dtype: jnp.dtype) -> Array:
-    """Sum over groups and rows: [B, K, m, s]."""
-    batch_size, num_kv_heads, inner, _, _ = across.shape
-    flat = across.reshape(batch_size, num_kv_heads, inner, -1)
-    rows = block.reshape(batch_size, num_kv_heads, flat.shape[-1], -1)
-    return batched_matmul(flat, rows, dtype)
+def rows_by_keys(rows: Float[Array, "B K G q m"], keys: Float[Array, "B K s m"], dtype: jnp.dtype) -> Array:
+    """Product of each row of each group with each of its key head's rows: [B, K, G, q, s]."""
+    *shape, inner = rows.shape
+    return batched_matmul(rows.reshape(*shape[:2], -1, inner), keys, dtype, (-1, -1)).reshape(*shape, -1)
+
+
+def keys_by_rows(keys: Float[Array, "B K s m"], rows: Float[Array, "B K G q m"], dtype: jnp.dtype) -> Array:
+    """`rows_by_keys` with keys before rows: [B, K, s, G, q]."""
+    flat = rows.reshape(*rows.shape[:2], -1, rows.shape[4])
+    return batched_matmul(keys, flat, dtype, (-1, -1)).reshape(*keys.shape[:3], *rows.shape[2:4])
+
+
+def over_rows(block: Float[Array, "B K s G q"], rows: Float[Array, "B K G q m"], dtype: jnp.dtype) -> Array:
+    """Product of each key's entries with the rows of its groups: [B, K, s, m]."""
+    return batched_matmul(block.reshape(*block.shape[:3], -1), rows.reshape(*rows.shape[:2], -1, rows.shape[4]), dtype)
+
+
+def over_keys(block: Float[Array, "B K s G q"], keys: Float[Array, "B K s m"], dtype: jnp.dtype) -> Array:
+    """Sum over keys of their entries times the keys: [B, K, G, q, m]."""
+    flat = block.reshape(*block.shape[:3], -1)
+    return batched_matmul(flat, keys, dtype, (-2, -2)).reshape(*block.shape[:2], *block.shape[3:], -1)

@@ -1,8 +1,7 @@
 """A running softmax over pairs of blocks, and its gradients: the loops that dense and sparse attention share.
 
 Layout: heads stand before tokens, [B, K, G, T, H] for the G query heads of each of K key heads, so that every product
-is one batched matrix product. Products over the rows of both operands are three times slower on CPUs, so the backward
-pass holds what it needs transposed once: O(length).
+is one batched matrix product whose operands are read as they stand: nothing is held transposed.
 """
 
 import functools
@@ -14,9 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.attention.block_layout import across_times, cut, group_heads, paste, rows_times
+from jaxformer.attention.block_layout import (
+    cut,
+    group_heads,
+    keys_by_rows,
+    over_keys,
+    over_rows,
+    paste,
+    rows_by_keys,
+    rows_times,
+)
 from jaxformer.attention.plain import draw_keep
 from jaxformer.functional import compute_dtype
 
@@ -34,11 +42,11 @@ class Running(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients under way; those of keys and values transposed."""
+    """Gradients under way."""
 
     query: Float[Array, "B K G T H"]
-    key: Float[Array, "B K H S"]
-    value: Float[Array, "B K Hv S"]
+    key: Float[Array, "B K S H"]
+    value: Float[Array, "B K S Hv"]
     bias: list[Array]
 
 
@@ -46,19 +54,16 @@ class QueryRows(NamedTuple):
     """What the backward pass reads of the queries; `mean` is the sum over keys of weight times its gradient."""
 
     query: Float[Array, "B K G T H"]
-    query_across: Float[Array, "B K H G T"]
     d_output: Float[Array, "B K G T Hv"]
-    d_output_across: Float[Array, "B K Hv G T"]
     log_total: Float[Array, "B K G T"]
     mean: Float[Array, "B K G T"]
 
 
-class KeyColumns(NamedTuple):
-    """What the backward pass reads of the keys and values."""
+class KeyRows(NamedTuple):
+    """What is read of the keys and values."""
 
     key: Float[Array, "B K S H"]
-    key_across: Float[Array, "B K H S"]
-    value_across: Float[Array, "B K Hv S"]
+    value: Float[Array, "B K S Hv"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,25 +101,26 @@ class Blocks:
     dropout_rate: float = 0.0
     rng: Any = None
 
-    def at_query(self, array: Array, axis: int, pair: Pair) -> Array:
-        """The part of an array that belongs to the pair's queries, which stand along the axis."""
-        return cut(array, axis, pair[0], self.query_block)
+    def at_query(self, array: Array, pair: Pair) -> Array:
+        """The part of an array [B, K, G, T, ..] that belongs to the pair's queries."""
+        return cut(array, 3, pair[0], self.query_block)
 
-    def at_key(self, array: Array, axis: int, pair: Pair) -> Array:
-        """The part of an array that belongs to the pair's keys."""
-        return cut(array, axis, pair[1], self.key_block)
+    def at_key(self, array: Array, pair: Pair) -> Array:
+        """The part of an array [B, K, S, ..] that belongs to the pair's keys."""
+        return cut(array, 2, pair[1], self.key_block)
 
-    def put(self, array: Array, block: Array, axis: int, start: Array) -> Array:
-        """The array with such a part replaced."""
-        return paste(array, block, axis, start)
+    def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_query` gives replaced."""
+        return paste(array, block, 3, pair[0])
+
+    def put_key(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_key` gives replaced."""
+        return paste(array, block, 2, pair[1])
 
 
 @dataclass(frozen=True, eq=False)
 class Runs(Blocks):
-    """Blocks of which a run of neighbours is computed at once, as if they were further heads.
-
-    Arrays stay as they come, tokens before heads: [B, T, K, G, H] and [B, S, K, H], also those of sums and gradients.
-    What `Blocks` cuts from [B, K, G, T, H] along an axis is here [B, run K, G, block, H].
+    """Blocks of which a run of neighbours is computed at once, as if they were further heads: [B, K run, G, block, H].
 
     Attributes:
       run: pairs of blocks in a run.
@@ -122,33 +128,105 @@ class Runs(Blocks):
 
     run: int = 1
 
-    def at_query(self, array: Array, axis: int, pair: Pair) -> Array:
+    def at_query(self, array: Array, pair: Pair) -> Array:
         """The part of an array that belongs to the run's queries."""
-        return self._by_block(cut(array, 1, pair[0], self.run * self.query_block), axis)
+        part = cut(array, 3, pair[0], self.run * self.query_block)
+        part = part.reshape(*part.shape[:3], self.run, -1, *part.shape[4:]).swapaxes(2, 3)
+        return part.reshape(len(part), -1, *part.shape[3:])
 
-    def at_key(self, array: Array, axis: int, pair: Pair) -> Array:
+    def at_key(self, array: Array, pair: Pair) -> Array:
         """The part of an array that belongs to the run's keys."""
-        return self._by_block(cut(array, 1, pair[1], self.run * self.key_block), axis)
+        part = cut(array, 2, pair[1], self.run * self.key_block)
+        return part.reshape(len(part), -1, self.key_block, *part.shape[3:])
 
-    def put(self, array: Array, block: Array, axis: int, start: Array) -> Array:
-        """The array with such a part replaced."""
-        parts = block.reshape(len(block), self.run, -1, *block.shape[2:])
-        parts = parts.transpose(np.argsort(_axes_by_block(parts.ndim, axis)))
-        return paste(array, parts.reshape(len(block), -1, *parts.shape[3:]), 1, start)
+    def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_query` gives replaced."""
+        part = block.reshape(len(block), -1, self.run, *block.shape[2:]).swapaxes(2, 3)
+        return paste(array, part.reshape(*part.shape[:3], -1, *part.shape[5:]), 3, pair[0])
 
-    def _by_block(self, part: Array, axis: int) -> Array:
-        parts = part.reshape(len(part), self.run, -1, *part.shape[2:])
-        parts = parts.transpose(_axes_by_block(parts.ndim, axis))
-        return parts.reshape(len(part), -1, *parts.shape[3:])
+    def put_key(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_key` gives replaced."""
+        return paste(array, block.reshape(*array.shape[:2], -1, *array.shape[3:]), 2, pair[1])
 
 
-def _axes_by_block(ndim: int, axis: int) -> tuple[int, ...]:
-    """From [B, run, tokens, K, ..] to [B, run, K, ..] with tokens at an axis that does not count the run."""
-    rest = list(range(4, ndim))
-    if axis == 4:  # Rows that are read by columns: [B, K, H, G, T].
-        rest.reverse()
-    rest.insert(axis - 2, 2)
-    return (0, 1, 3, *rest)
+@dataclass(frozen=True, eq=False)
+class Lanes(Runs):
+    """Runs whose blocks hold every `stride`-th token, cut from tokens as they stand, `stride` of them a row.
+
+    Attributes:
+      stride: of tokens in a block; their number is a multiple of it.
+    """
+
+    stride: int = 1
+
+    def at_query(self, array: Array, pair: Pair) -> Array:
+        """The part of an array that belongs to the run's queries."""
+        part = self._cut(array, 3, pair[0], self.query_block)
+        part = jnp.moveaxis(part, 4, 2)
+        return part.reshape(len(part), -1, *part.shape[3:])
+
+    def at_key(self, array: Array, pair: Pair) -> Array:
+        """The part of an array that belongs to the run's keys."""
+        part = self._cut(array, 2, pair[1], self.key_block).swapaxes(2, 3)
+        return part.reshape(len(part), -1, *part.shape[3:])
+
+    def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_query` gives replaced."""
+        part = block.reshape(len(block), -1, self.run, *block.shape[2:])
+        return self._paste(array, jnp.moveaxis(part, 2, 4), 3, pair[0])
+
+    def put_key(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_key` gives replaced."""
+        part = block.reshape(len(block), -1, self.run, *block.shape[2:])
+        return self._paste(array, part.swapaxes(2, 3), 2, pair[1])
+
+    def _cut(self, array: Array, axis: int, start: Array, block: int) -> Array:
+        """[.., block, run, ..] for the run of blocks that starts at a slot."""
+        rows = self._in_rows(array, axis)
+        row, lane = self._place(start, block)
+        return cut(cut(rows, axis, row, block), axis + 1, lane, self.run)
+
+    def _paste(self, array: Array, part: Array, axis: int, start: Array) -> Array:
+        row, lane = self._place(start, part.shape[axis])
+        starts = [0] * part.ndim
+        starts[axis : axis + 2] = row, lane
+        return lax.dynamic_update_slice(self._in_rows(array, axis), part, starts).reshape(array.shape)
+
+    def _in_rows(self, array: Array, axis: int) -> Array:
+        return array.reshape(*array.shape[:axis], -1, self.stride, *array.shape[axis + 1 :])
+
+    def _place(self, start: Array, block: int) -> tuple[Array, Array]:
+        """First row and lane of the blocks that start at a slot."""
+        number = start // block
+        return number // self.stride * block, number % self.stride
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(Blocks):
+    """Several pairs of blocks at once that share no token, as if they were further heads: [B, pairs K, G, block, H].
+
+    A pair, as the functions here call it, is a batch of them: all first queries, then all first keys.
+    """
+
+    def at_query(self, array: Array, pair: Pair) -> Array:
+        """The parts of an array that belong to the batch's queries."""
+        return jnp.concatenate([cut(array, 3, start, self.query_block) for start in jnp.split(pair, 2)[0]], 1)
+
+    def at_key(self, array: Array, pair: Pair) -> Array:
+        """The parts of an array that belong to the batch's keys."""
+        return jnp.concatenate([cut(array, 2, start, self.key_block) for start in jnp.split(pair, 2)[1]], 1)
+
+    def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_query` gives replaced."""
+        for start, part in zip(jnp.split(pair, 2)[0], jnp.split(block, len(pair) // 2, 1)):
+            array = paste(array, part, 3, start)
+        return array
+
+    def put_key(self, array: Array, block: Array, pair: Pair) -> Array:
+        """The array with what `at_key` gives replaced."""
+        for start, part in zip(jnp.split(pair, 2)[1], jnp.split(block, len(pair) // 2, 1)):
+            array = paste(array, part, 2, start)
+        return array
 
 
 def accumulator(query: Array, value: Array) -> jnp.dtype:
@@ -171,8 +249,7 @@ def start_running(shape: tuple[int, ...], value_dim: int, dtype: jnp.dtype) -> R
 def add_softmax(
     blocks: Blocks,
     rows: Float[Array, "B _ _ _ H"],
-    keys: Float[Array, "B _ _ _"],
-    values: Float[Array, "B _ _ Hv"],
+    keys: KeyRows,
     running: Running,
 ) -> Running:
     """The running softmax with all pairs of blocks added."""
@@ -182,18 +259,20 @@ def add_softmax(
         visible = None if visible_in is None else visible_in(pair)
 
         def add(old: Running) -> Running:
-            logits = _logits(blocks, rows, keys, pair, visible, dtype)
+            query = blocks.at_query(rows, pair)
+            logits = rows_by_keys(query, blocks.at_key(keys.key, pair), dtype)
+            logits = _complete(blocks, logits, query.shape, pair, visible)
             highest = jnp.maximum(old.highest, logits.max(-1))
             weights = jnp.exp(logits - highest[..., None])
             shrink = jnp.exp(old.highest - highest)
             total = old.total * shrink + weights.sum(-1)
             if blocks.dropout_rate:
                 weights = _drop(blocks, weights, pair)
-            block = rows_times(weights.astype(values.dtype), blocks.at_key(values, 2, pair), dtype)
+            block = rows_times(weights.astype(keys.value.dtype), blocks.at_key(keys.value, pair), dtype)
             return Running(highest, total, old.output * shrink[..., None] + block)
 
-        new = _unless_hidden(blocks, visible, add, Running(*(blocks.at_query(part, 3, pair) for part in running)))
-        return Running(*(blocks.put(part, block, 3, pair[0]) for part, block in zip(running, new))), None
+        new = _unless_hidden(blocks, visible, add, Running(*(blocks.at_query(part, pair) for part in running)))
+        return Running(*(blocks.put_query(part, block, pair) for part, block in zip(running, new))), None
 
     return _over_pairs(blocks, step, running)
 
@@ -206,13 +285,12 @@ def finish_softmax(running: Running) -> tuple[Float[Array, "B _ _ _ Hv"], Float[
     return running.output / total[..., None], log_total
 
 
-def start_gradients(rows: QueryRows, columns: KeyColumns, bias: list[Array], dtype: jnp.dtype) -> Gradients:
+def start_gradients(rows: QueryRows, keys: KeyRows, bias: list[Array], dtype: jnp.dtype) -> Gradients:
     """Zeros, beside the sums of the bias."""
-    zeros = functools.partial(jnp.zeros, dtype=dtype)
-    return Gradients(zeros(rows.query.shape), zeros(columns.key_across.shape), zeros(columns.value_across.shape), bias)
+    return Gradients(*(jnp.zeros(array.shape, dtype) for array in (rows.query, keys.key, keys.value)), bias)
 
 
-def add_gradients(blocks: Blocks, rows: QueryRows, columns: KeyColumns, gradients: Gradients) -> Gradients:
+def add_gradients(blocks: Blocks, rows: QueryRows, keys: KeyRows, gradients: Gradients) -> Gradients:
     """The gradients with those of all pairs of blocks added, whose weights are recomputed from the log-normalisers."""
     dtype = gradients.query.dtype
 
@@ -222,33 +300,36 @@ def add_gradients(blocks: Blocks, rows: QueryRows, columns: KeyColumns, gradient
         visible = None if visible_in is None else visible_in(pair)
 
         def add(old: Gradients) -> Gradients:
-            logits = _logits(blocks, rows.query, columns.key_across, pair, visible, dtype)
-            weights = jnp.exp(logits - at_query(rows.log_total, 3)[..., None])
-            d_weights = rows_times(at_query(rows.d_output, 3), at_key(columns.value_across, 3), dtype)
+            query, d_output, key, value = (
+                at_query(rows.query),
+                at_query(rows.d_output),
+                at_key(keys.key),
+                at_key(keys.value),
+            )
+            logits = _complete(blocks, keys_by_rows(key, query, dtype), query.shape, pair, visible, _turn)
+            weights = jnp.exp(logits - at_query(rows.log_total)[:, :, None])
+            d_weights = keys_by_rows(value, d_output, dtype)
             used = weights
             if blocks.dropout_rate:
-                used, d_weights = (_drop(blocks, array, pair) for array in (weights, d_weights))
-            d_logits = weights * (d_weights - at_query(rows.mean, 3)[..., None])
+                used, d_weights = (_turn(_drop(blocks, _turn_back(array), pair)) for array in (weights, d_weights))
+            d_logits = weights * (d_weights - at_query(rows.mean)[:, :, None])
             if visible is not None:  # Hidden content may be so large that its gradient is 0 * inf.
-                d_logits = jnp.where(visible, d_logits, jnp.zeros((), dtype))
-            d_bias = blocks.add_gradient(old.bias, pair, d_logits)
-            d_logits = d_logits.astype(rows.query.dtype)
+                d_logits = jnp.where(_turn(visible), d_logits, jnp.zeros((), dtype))
+            d_bias = blocks.add_gradient(old.bias, pair, _turn_back(d_logits))
+            d_logits = d_logits.astype(query.dtype)
             return Gradients(
-                old.query + rows_times(d_logits, at_key(columns.key, 2), dtype),
-                old.key + across_times(at_query(rows.query_across, 4), d_logits, dtype),
-                old.value
-                + across_times(at_query(rows.d_output_across, 4), used.astype(columns.value_across.dtype), dtype),
+                old.query + over_keys(d_logits, key, dtype),
+                old.key + over_rows(d_logits, query, dtype),
+                old.value + over_rows(used.astype(d_output.dtype), d_output, dtype),
                 d_bias,
             )
 
-        old = Gradients(
-            at_query(gradients.query, 3), at_key(gradients.key, 3), at_key(gradients.value, 3), gradients.bias
-        )
+        old = Gradients(at_query(gradients.query), at_key(gradients.key), at_key(gradients.value), gradients.bias)
         new = _unless_hidden(blocks, visible, add, old)
         return Gradients(
-            blocks.put(gradients.query, new.query, 3, pair[0]),
-            blocks.put(gradients.key, new.key, 3, pair[1]),
-            blocks.put(gradients.value, new.value, 3, pair[1]),
+            blocks.put_query(gradients.query, new.query, pair),
+            blocks.put_key(gradients.key, new.key, pair),
+            blocks.put_key(gradients.value, new.value, pair),
             new.bias,
         ), None
 
@@ -294,20 +375,28 @@ def _unless_hidden(blocks: Blocks, visible: Array | None, add: Callable[[State],
     return lax.cond(visible.any(), add, lambda state: state, state)
 
 
-def _logits(
+def _complete(
     blocks: Blocks,
-    rows: Float[Array, "B _ _ _ H"],
-    keys: Float[Array, "B _ _ _"],
+    logits: Array,
+    shape: tuple[int, ...],
     pair: Pair,
     visible: Array | None,
-    dtype: jnp.dtype,
-) -> Float[Array, "B _ G q s"]:
-    """Logits of one pair of blocks, -inf where hidden."""
-    logits = rows_times(blocks.at_query(rows, 3, pair), blocks.at_key(keys, 3, pair), dtype)
+    turn: Callable[[Array], Array] = lambda block: block,
+) -> Array:
+    """The pair's products of queries, of `shape`, and keys with bias, -inf where hidden; `turn` as these are turned."""
     added = blocks.added(pair)
     if added is not None:
-        logits = logits + group_heads(added, *rows.shape[1:3]).astype(dtype)
-    return logits if visible is None else jnp.where(visible, logits, jnp.full((), -jnp.inf, dtype))
+        logits = logits + turn(group_heads(added, *shape[1:3])).astype(logits.dtype)
+    return logits if visible is None else jnp.where(turn(visible), logits, jnp.full((), -jnp.inf, logits.dtype))
+
+
+def _turn(block: Shaped[Array, "B K G q s"]) -> Shaped[Array, "B K s G q"]:
+    """Keys before rows, as the backward pass has them: of its five products only one then sums over rows of both."""
+    return jnp.moveaxis(block, 4, 2)
+
+
+def _turn_back(block: Shaped[Array, "B K s G q"]) -> Shaped[Array, "B K G q s"]:
+    return jnp.moveaxis(block, 2, 4)
 
 
 def _drop(blocks: Blocks, weights: Array, pair: Pair) -> Array:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.block_bias import add_bias_gradient, bias_gradient_zeros, block_bias, finish_bias_gradient
-from jaxformer.attention.block_layout import by_head, by_token, counts_from, group_heads
+from jaxformer.attention.block_layout import by_head, by_token, counts_from, group_heads, heads_for_tokens
 from jaxformer.attention.block_plan import Plan, make_plan
 from jaxformer.attention.block_steps import (
     Blocks,
-    KeyColumns,
+    KeyRows,
     Pair,
     PairGroup,
     QueryRows,
@@ -94,7 +94,7 @@ def _forward(
     rows = by_head(query, key.shape[2])
     blocks = _blocks(plan, rows.shape, bias, terms, rng)
     running = start_running(rows.shape[:-1], value.shape[3], accumulator(query, value))
-    running = add_softmax(blocks, rows, key.transpose(0, 2, 3, 1), value.transpose(0, 2, 1, 3), running)
+    running = add_softmax(blocks, rows, KeyRows(heads_for_tokens(key), heads_for_tokens(value)), running)
     output, log_total = finish_softmax(running)
     output = by_token(output.astype(value.dtype))
     return output, Residuals(query, key, value, bias, terms, rng, output, log_total)
@@ -106,19 +106,17 @@ def _backward(plan: Plan, residuals: Residuals, d_output: Float[Array, "B T N Hv
     queries, d_rows = by_head(query, key.shape[2]), by_head(d_output, key.shape[2])
     rows = QueryRows(
         queries,
-        queries.transpose(0, 1, 4, 2, 3),
         d_rows,
-        d_rows.transpose(0, 1, 4, 2, 3),
         log_total,
         (by_head(output, key.shape[2]).astype(dtype) * d_rows.astype(dtype)).sum(-1),
     )
-    columns = KeyColumns(key.transpose(0, 2, 1, 3), key.transpose(0, 2, 3, 1), value.transpose(0, 2, 3, 1))
-    start = start_gradients(rows, columns, bias_gradient_zeros(bias), dtype)
-    gradients = add_gradients(_blocks(plan, queries.shape, bias, terms, rng), rows, columns, start)
+    keys = KeyRows(heads_for_tokens(key), heads_for_tokens(value))
+    start = start_gradients(rows, keys, bias_gradient_zeros(bias), dtype)
+    gradients = add_gradients(_blocks(plan, queries.shape, bias, terms, rng), rows, keys, start)
     return (
         by_token(gradients.query).astype(query.dtype),
-        gradients.key.transpose(0, 3, 1, 2).astype(key.dtype),
-        gradients.value.transpose(0, 3, 1, 2).astype(value.dtype),
+        heads_for_tokens(gradients.key).astype(key.dtype),
+        heads_for_tokens(gradients.value).astype(value.dtype),
         finish_bias_gradient(gradients.bias, bias),
         None,
         None,

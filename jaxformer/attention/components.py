@@ -30,6 +30,8 @@ class Component:
       run: pairs of blocks in a run: of each the next block of queries, and the next of keys. All blocks of keys then
         start at multiples of `key_block`. None: single pairs.
       skips: int32 [P], how many pairs at the start of a run an earlier run has; None for none in any.
+      stride: the blocks of a run hold every `stride`-th token, from neighbours on: slot (j stride + g) block + i holds
+        token (j block + i) stride + g, for keys as for queries. None: the orders are of any kind.
     """
 
     layout: str
@@ -42,6 +44,7 @@ class Component:
     visible: Predicate
     run: int | None = None
     skips: Int[np.ndarray, "P"] | None = None
+    stride: int | None = None
 
     @property
     def executed(self) -> int:

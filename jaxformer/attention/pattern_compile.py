@@ -95,7 +95,9 @@ def _component(layout: Layout, kept: Bool[np.ndarray, "P"], full: Bool[np.ndarra
         skips.setflags(write=False)
     for array in arrays:
         array.setflags(write=False)
-    return Component(layout.name, *arrays, layout.query_block, layout.key_block, region.visible, layout.run, skips)
+    return Component(
+        layout.name, *arrays, layout.query_block, layout.key_block, region.visible, layout.run, skips, layout.stride
+    )
 
 
 def _parts(size: int) -> int:

@@ -36,6 +36,7 @@ class Layout:
     key_block: int
     run: int | None = None
     skips: Int[np.ndarray, "P"] | None = None
+    stride: int | None = None
 
     @property
     def area(self) -> int:
@@ -94,12 +95,13 @@ def make_layout(
     key_block: int,
     run: int | None = None,
     skips: np.ndarray | None = None,
+    stride: int | None = None,
 ) -> Layout:
     """A layout of int32 arrays, its pairs sorted."""
     order = np.lexsort((pairs[:, 1], pairs[:, 0]))
     pairs, skips = pairs[order], skips[order].astype(np.int32) if skips is not None and skips.any() else None
     query_order, key_order, pairs = (array.astype(np.int32) for array in (query_order, key_order, pairs))
-    return Layout(name, query_order, key_order, pairs, query_block, key_block, run, skips)
+    return Layout(name, query_order, key_order, pairs, query_block, key_block, run, skips, stride)
 
 
 def pad_groups(groups: Int[np.ndarray, "G m"], size: int) -> Int[np.ndarray, "G s"]:

@@ -10,10 +10,13 @@ def einsum(pattern: str, left: Array, right: Array, dtype: jnp.dtype) -> Array:
     return jnp.einsum(pattern, *_operands(left, right, dtype), preferred_element_type=dtype)
 
 
-def batched_matmul(left: Array, right: Array, dtype: jnp.dtype) -> Array:
-    """[.., m, k] times [.., k, n] over equal leading axes, with sums and result in `dtype`."""
+def batched_matmul(left: Array, right: Array, dtype: jnp.dtype, axes: tuple[int, int] = (-1, -2)) -> Array:
+    """[.., m, k] times [.., k, n] over equal leading axes, with sums and result in `dtype`.
+
+    `axes` are those that are summed over, each one of the last two.
+    """
     batch = tuple(range(left.ndim - 2))
-    dimensions = (((left.ndim - 1,), (right.ndim - 2,)), (batch, batch))
+    dimensions = (((left.ndim + axes[0],), (right.ndim + axes[1],)), (batch, batch))
     return jax.lax.dot_general(*_operands(left, right, dtype), dimensions, preferred_element_type=dtype)
 
 

@@ -7,25 +7,22 @@ log-normaliser: Dao et al. 2022, "FlashAttention", arXiv:2205.14135, appendix B.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxformer.attention.block_layout import counts_from, cut
+from jaxformer.attention.block_layout import by_token, heads_for_tokens, split_heads
 from jaxformer.attention.block_steps import (
     Blocks,
     Gradients,
-    KeyColumns,
-    Pair,
-    PairGroup,
+    KeyRows,
     QueryRows,
     Running,
-    Runs,
     accumulator,
     add_gradients,
     add_softmax,
@@ -35,25 +32,8 @@ from jaxformer.attention.block_steps import (
     start_running,
 )
 from jaxformer.attention.components import Component
-from jaxformer.attention.slots import Slots
+from jaxformer.attention.part_blocks import Dropout, Source, make_blocks
 from jaxformer.attention.token_order import TokenOrder
-
-
-class Source(NamedTuple):
-    """Keys and values that components read; there may be some beside the sequence's own.
-
-    Attributes:
-      key, value: [B, S, K, H] and [B, S, K, Hv], zeros where `mask` is False.
-      mask: True where the key exists and these components may show it; None for everywhere.
-      positions: what the components' predicates compare; None for 0 .. S - 1.
-      segments: only seen by queries of the same segment; None for seen by all.
-    """
-
-    key: Float[Array, "B S K H"]
-    value: Float[Array, "B S K Hv"]
-    mask: Bool[Array, "#B S"] | None = None
-    positions: Int[Array, "#B S"] | None = None
-    segments: Int[Array, "#B S"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +49,8 @@ class SparsePlan:
     """Static choices: the parts, with one order for all parts that order queries (or a source's keys) alike."""
 
     parts: tuple[Part, ...]
-    queries: tuple[Slots, ...]
-    keys: tuple[Slots, ...]
+    queries: tuple[TokenOrder, ...]
+    keys: tuple[TokenOrder, ...]
     dropout_rate: float
 
 
@@ -82,7 +62,7 @@ class Residuals(NamedTuple):
     sources: tuple[Source, ...]
     rng: Array | None
     output: Float[Array, "B T N Hv"]
-    log_total: Float[Array, "B T K G"]
+    log_total: Float[Array, "B K G T"]
 
 
 def attend_parts(
@@ -107,23 +87,31 @@ def attend_parts(
 
 def make_plan(parts: tuple[Part, ...], num_queries: int, num_keys: list[int], dropout_rate: float) -> SparsePlan:
     """The plan of parts that read sources of `num_keys` keys each."""
-    # Runs need tokens before heads; one layout for all parts spares copies of all arrays, and merging.
-    first = any(part.component.run for part in parts)
-    queries = _share_orders([(0, num_queries, part.component.query_order) for part in parts], first)
-    keys = _share_orders([(part.source, num_keys[part.source], part.component.key_order) for part in parts], first)
+    queries = _share_orders([(0, num_queries, _stored(part.component, part.component.query_order)) for part in parts])
+    keys = _share_orders(
+        [(part.source, num_keys[part.source], _stored(part.component, part.component.key_order)) for part in parts]
+    )
     return SparsePlan(parts, queries, keys, dropout_rate)
 
 
-def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"]]], tokens_first: bool) -> tuple[Slots, ...]:
+def _stored(component: Component, order: Int[np.ndarray, "_"]) -> Int[np.ndarray, "_"]:
+    """The order in which the loops hold the tokens of a component's order: as they stand for every `stride`-th."""
+    if component.stride is None:
+        return order
+    positions = np.arange(len(order))
+    return np.where(positions <= order.max(initial=-1), positions, -1)
+
+
+def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"]]]) -> tuple[TokenOrder, ...]:
     """One order, with the most empty slots at its end, for all that agree but for these: (source, length, order)."""
     names = []
-    longest: dict[tuple[int, bytes], Slots] = {}
+    longest: dict[tuple[int, bytes], TokenOrder] = {}
     for source, length, order in wanted:
         filled = np.flatnonzero(order >= 0)
         name = (source, order[: filled[-1] + 1 if len(filled) else 0].astype(np.int32).tobytes())
         names.append(name)
-        if name not in longest or len(order) > len(longest[name].order.positions):
-            longest[name] = Slots(TokenOrder(order, length), tokens_first)
+        if name not in longest or len(order) > len(longest[name].positions):
+            longest[name] = TokenOrder(order, length)
     return tuple(longest[name] for name in names)
 
 
@@ -149,33 +137,50 @@ def _forward(
     value_dim, value_dtype = sources[0].value.shape[3], sources[0].value.dtype
     dtype = accumulator(query, sources[0].value)
 
-    @functools.cache
-    def rows_in(slots: Slots) -> Float[Array, "B _ _ _ H"]:
-        return slots.rows(query, num_kv_heads)
+    split_query = split_heads(query, num_kv_heads)
 
     @functools.cache
-    def columns_in(slots: Slots, source: int) -> tuple[Float[Array, "B _ _ _"], Float[Array, "B _ _ Hv"]]:
-        return slots.columns_across(sources[source].key), slots.columns(sources[source].value)
+    def rows_in(order: TokenOrder) -> Float[Array, "B _ _ _ H"]:
+        return order.take(split_query, 3)
 
-    states: dict[Slots, Running] = {}
+    states: dict[TokenOrder, Running] = {}
+    keys_in = _keys_by_order(sources)
     for number, part in enumerate(plan.parts):
-        slots = plan.queries[number]
-        queries = rows_in(slots)
-        blocks = _blocks(plan, number, query_segments, sources, rng)
-        state = states[slots] if slots in states else start_running(queries.shape[:-1], value_dim, dtype)
-        states[slots] = add_softmax(blocks, queries, *columns_in(plan.keys[number], part.source), state)
-    by_position = (
-        Running(
-            slots.rows_back(state.highest, float(jnp.finfo(dtype).min)),
-            slots.rows_back(state.total, 0.0),
-            slots.rows_back(state.output, 0.0),
-        )
-        for slots, state in states.items()
-    )
-    merged = functools.reduce(_merge, by_position)
-    output, log_total = finish_softmax(merged)
-    output = output.astype(value_dtype).reshape(*query.shape[:3], value_dim)
+        order = plan.queries[number]
+        queries = rows_in(order)
+        state = states[order] if order in states else start_running(queries.shape[:-1], value_dim, dtype)
+        for blocks in _blocks(plan, number, query_segments, sources, rng):
+            state = add_softmax(blocks, queries, keys_in(plan.keys[number], part.source), state)
+        states[order] = state
+    shape = split_query.shape[:-1]
+    output, log_total = finish_softmax(_merge_all(states, lambda: start_running(shape, value_dim, dtype)))
+    output = by_token(output.astype(value_dtype))
     return output, Residuals(query, query_segments, sources, rng, output, log_total)
+
+
+def _keys_by_order(sources: tuple[Source, ...]) -> Callable[[TokenOrder, int], KeyRows]:
+    """The keys and values of a source in an order, made once."""
+
+    @functools.cache
+    def keys_in(order: TokenOrder, source: int) -> KeyRows:
+        return KeyRows(*(order.take(array.swapaxes(1, 2), 2) for array in sources[source][:2]))
+
+    return keys_in
+
+
+def _merge_all(states: dict[TokenOrder, Running], start: Callable[[], Running]) -> Running:
+    """The running softmax of all tokens over all that the orders' tokens have seen."""
+    merged = None
+    for order, state in sorted(states.items(), key=lambda item: item[0].few):
+        if order.few:
+            merged = start() if merged is None else merged
+            both = _merge(Running(*(order.take(part, 3) for part in merged)), state)
+            merged = Running(*(order.replace(part, 3, new) for part, new in zip(merged, both)))
+        else:
+            lowest = float(jnp.finfo(state.highest.dtype).min)
+            back = Running(*(order.put_back(part, 3, empty) for part, empty in zip(state, (lowest, 0.0, 0.0))))
+            merged = back if merged is None else _merge(merged, back)
+    return start() if merged is None else merged
 
 
 def _merge(one: Running, other: Running) -> Running:
@@ -193,51 +198,55 @@ def _backward(plan: SparsePlan, residuals: Residuals, d_output: Float[Array, "B 
     query, query_segments, sources, rng, output, log_total = residuals
     num_kv_heads = sources[0].key.shape[2]
     dtype = accumulator(query, sources[0].value)
-    mean = (output.astype(dtype) * d_output.astype(dtype)).sum(-1).reshape(log_total.shape)
+    mean = (output.astype(dtype) * d_output.astype(dtype)).sum(-1, keepdims=True)
+    by_token_order = (*(split_heads(array, num_kv_heads) for array in (query, d_output)), log_total)
+    mean = split_heads(mean, num_kv_heads)[..., 0]
 
     @functools.cache
-    def rows_in(slots: Slots) -> QueryRows:
-        rows, d_rows = slots.rows(query, num_kv_heads), slots.rows(d_output, num_kv_heads)
-        across = (slots.rows_across(array) for array in (rows, d_rows))
-        return QueryRows(rows, next(across), d_rows, next(across), slots.row_sums(log_total), slots.row_sums(mean))
+    def rows_in(order: TokenOrder) -> QueryRows:
+        return QueryRows(*(order.take(array, 3) for array in (*by_token_order, mean)))
 
-    @functools.cache
-    def columns_in(slots: Slots, source: int) -> KeyColumns:
-        key, value = sources[source][:2]
-        return KeyColumns(slots.columns(key), slots.columns_across(key), slots.columns_across(value))
-
-    d_queries: dict[Slots, Array] = {}
-    d_columns: dict[Slots, tuple[Array, Array]] = {}
+    d_queries: dict[TokenOrder, Array] = {}
+    d_keys: dict[TokenOrder, tuple[Array, Array]] = {}
+    keys_in = _keys_by_order(sources)
     for number, part in enumerate(plan.parts):
-        query_slots, key_slots = plan.queries[number], plan.keys[number]
-        queries, columns = rows_in(query_slots), columns_in(key_slots, part.source)
-        start = start_gradients(queries, columns, [], dtype)
-        start = start._replace(query=d_queries.get(query_slots, start.query))
-        if key_slots in d_columns:
-            start = Gradients(start.query, *d_columns[key_slots], [])
-        blocks = _blocks(plan, number, query_segments, sources, rng)
-        gradients = add_gradients(blocks, queries, columns, start)
-        d_queries[query_slots] = gradients.query
-        d_columns[key_slots] = (gradients.key, gradients.value)
-    d_query = functools.reduce(jnp.add, (slots.rows_back(sums, 0.0) for slots, sums in d_queries.items()))
+        query_order, key_order = plan.queries[number], plan.keys[number]
+        queries, keys = rows_in(query_order), keys_in(key_order, part.source)
+        gradients = start_gradients(queries, keys, [], dtype)
+        gradients = gradients._replace(query=d_queries.get(query_order, gradients.query))
+        if key_order in d_keys:
+            gradients = Gradients(gradients.query, *d_keys[key_order], [])
+        for blocks in _blocks(plan, number, query_segments, sources, rng):
+            gradients = add_gradients(blocks, queries, keys, gradients)
+        d_queries[query_order] = gradients.query
+        d_keys[key_order] = (gradients.key, gradients.value)
+    d_query = _sum_all(d_queries, 3, jnp.zeros(by_token_order[0].shape, dtype))
     d_sources = []
     for number, source in enumerate(sources):
-        all_slots = dict.fromkeys(
-            slots for part, slots in zip(plan.parts, plan.keys, strict=True) if part.source == number
+        orders = dict.fromkeys(
+            order for part, order in zip(plan.parts, plan.keys, strict=True) if part.source == number
         )
-        d_key, d_value = (
-            functools.reduce(
-                jnp.add,
-                (slots.across_back(d_columns[slots][field]) for slots in all_slots),
-                jnp.zeros(array.shape, dtype),
-            ).astype(array.dtype)
+        d_source = (
+            _sum_all({order: d_keys[order][field] for order in orders}, 2, jnp.zeros_like(array.swapaxes(1, 2), dtype))
             for field, array in enumerate(source[:2])
         )
-        d_sources.append(Source(d_key, d_value))
-    return d_query.reshape(query.shape).astype(query.dtype), None, tuple(d_sources), None
+        d_sources.append(Source(*(heads_for_tokens(sums).astype(array.dtype) for sums, array in zip(d_source, source))))
+    return by_token(d_query).astype(query.dtype), None, tuple(d_sources), None
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _sum_all(sums: dict[TokenOrder, Array], axis: int, zeros: Array) -> Array:
+    """The sum by tokens of what stands in the slots of several orders along an axis."""
+    total = None
+    for order, array in sorted(sums.items(), key=lambda item: item[0].few):
+        if order.few:
+            total = order.add(zeros if total is None else total, axis, array)
+        else:
+            back = order.put_back(array, axis, 0.0)
+            total = back if total is None else total + back
+    return zeros if total is None else total
 
 
 def _blocks(
@@ -246,58 +255,9 @@ def _blocks(
     query_segments: Int[Array, "#B T"] | None,
     sources: tuple[Source, ...],
     rng: Array | None,
-) -> Blocks:
-    """The pairs of blocks of one part, with what hides keys in them."""
-    part, query_order, key_order = plan.parts[number], plan.queries[number].order, plan.keys[number].order
-    component, source = part.component, sources[part.source]
-    hidden_later = source.mask is not None or source.segments is not None
-
-    queries, keys = jnp.asarray(query_order.positions)[None], jnp.asarray(key_order.positions)[None]
-    if source.positions is not None:
-        keys = key_order.take(source.positions, 1)
-    exists = None
-    if source.mask is not None:
-        exists = key_order.take(source.mask, 1)
-    elif key_order.has_empty:
-        exists = keys >= 0 if source.positions is None else jnp.asarray(key_order.positions >= 0)[None]
-    segments = None
-    if source.segments is not None and query_segments is not None:
-        segments = query_order.take(query_segments, 1), key_order.take(source.segments, 1)
-
-    num_kv_heads, run = source.key.shape[2], component.run or 1
-
-    def visible(ask: bool, pair: Pair) -> Bool[Array, "#B _ 1 q s"]:
-        """Which entries count: those that the predicate names, if it must be asked, with keys in their slots."""
-
-        def at_query(array: Array) -> Array:
-            return cut(array, 1, pair[0], run * component.query_block).reshape(len(array), run, -1, 1)
-
-        def at_key(array: Array) -> Array:
-            return cut(array, 1, pair[1], run * component.key_block).reshape(len(array), run, 1, -1)
-
-        seen = jnp.ones((1, run, component.query_block, component.key_block), bool)
-        if ask:
-            seen &= component.visible(at_query(queries), at_key(keys))
-        if exists is not None:
-            seen &= at_key(exists)
-        if segments is not None:
-            seen &= at_query(segments[0]) == at_key(segments[1])
-        if component.skips is not None:
-            seen &= counts_from(pair[2], run)[None, :, None, None]
-        if component.run:  # Beside each other stand all heads of a block.
-            seen = seen[:, :, None].repeat(num_kv_heads, 2).reshape(len(seen), -1, *seen.shape[2:])
-        return seen[:, :, None]
-
-    pairs = component.pairs if component.skips is None else np.c_[component.pairs, component.skips]
-    make = functools.partial(Runs, run=run) if plan.queries[number].tokens_first else Blocks
-    return make(
-        component.query_block,
-        component.key_block,
-        groups=(
-            PairGroup(pairs[component.full], functools.partial(visible, False) if hidden_later else None),
-            PairGroup(pairs[~component.full], functools.partial(visible, True)),
-        ),
-        skips=hidden_later,
-        dropout_rate=plan.dropout_rate,
-        rng=None if rng is None else jax.random.fold_in(rng, number),
-    )
+) -> Iterator[Blocks]:
+    """The pairs of blocks of one part."""
+    part = plan.parts[number]
+    source, orders = sources[part.source], (plan.queries[number], plan.keys[number])
+    dropout = Dropout(plan.dropout_rate, None if rng is None else jax.random.fold_in(rng, number))
+    return make_blocks(part.component, *orders, source, query_segments, dropout)

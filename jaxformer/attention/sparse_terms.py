@@ -19,9 +19,10 @@ from jaxformer.attention.inputs import (
     hide_missing,
     scale_query,
 )
+from jaxformer.attention.part_blocks import Source
 from jaxformer.attention.patterns import Pattern
 from jaxformer.attention.plain import plain_weights
-from jaxformer.attention.sparse_engine import Part, Source, attend_parts
+from jaxformer.attention.sparse_engine import Part, attend_parts
 from jaxformer.attention.terms import Terms
 
 

@@ -1,10 +1,16 @@
-"""An order of tokens with empty slots: taking tokens into it and putting results back, both without a scatter."""
+"""An order of tokens with empty slots: taking tokens into it and putting results back, without a scatter if many."""
 
 import functools
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Int
+
+from jaxformer.attention.block_layout import rearranged
+
+# A whole pass over all tokens costs less than a scatter unless there are so many times more tokens than slots.
+FEW = 8
 
 
 class TokenOrder:
@@ -28,6 +34,16 @@ class TokenOrder:
         return slots
 
     @functools.cached_property
+    def index(self) -> Int[np.ndarray, "Q"]:
+        """The token in each slot, one past the last for an empty slot."""
+        return np.where(self.positions < 0, self.length, self.positions)
+
+    @functools.cached_property
+    def few(self) -> bool:
+        """Whether there are so few slots that what they hold is better put among the tokens one by one."""
+        return FEW * len(self.positions) <= self.length
+
+    @functools.cached_property
     def has_empty(self) -> bool:
         """Whether any slot is empty."""
         return bool((self.positions < 0).any())
@@ -42,14 +58,22 @@ class TokenOrder:
         if array.shape[axis] == 1 and self.length != 1:
             raise ValueError("an axis of one entry has no order.")
         if self.stands:
-            return _pad(array, axis, len(self.positions))
-        return _take(array, axis, np.where(self.positions < 0, self.length, self.positions), 0, self.has_empty)
+            return rearranged(_pad(array, axis, len(self.positions)))
+        return _take(array, axis, self.index, 0, self.has_empty)
 
     def put_back(self, array: Array, axis: int, empty: float) -> Array:
         """An array over slots by tokens, `empty` at tokens without a slot."""
         if self.stands:
-            return array[(slice(None),) * axis + (slice(self.length),)]
+            return lax.slice_in_dim(array, 0, self.length, axis=axis)
         return _take(array, axis, self.slots, empty, bool((self.slots == len(self.positions)).any()))
+
+    def replace(self, array: Array, axis: int, rows: Array) -> Array:
+        """An array over tokens with those that have a slot replaced."""
+        return array.at[(slice(None),) * axis + (self.index,)].set(rows, mode="drop")
+
+    def add(self, array: Array, axis: int, rows: Array) -> Array:
+        """An array over tokens with an array over slots added."""
+        return array.at[(slice(None),) * axis + (self.index,)].add(rows, mode="drop")
 
 
 def _pad(array: Array, axis: int, size: int) -> Array:
@@ -61,5 +85,5 @@ def _pad(array: Array, axis: int, size: int) -> Array:
 def _take(array: Array, axis: int, index: Int[np.ndarray, "_"], empty: float, has_empty: bool) -> Array:
     """Entries by index; those one past the end are empty."""
     if has_empty:
-        return jnp.take(array, index, axis, mode="fill", fill_value=empty)
-    return jnp.take(array, index, axis, mode="clip", unique_indices=True)
+        return rearranged(jnp.take(array, index, axis, mode="fill", fill_value=empty))
+    return rearranged(jnp.take(array, index, axis, mode="clip", unique_indices=True))

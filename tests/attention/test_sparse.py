@@ -17,6 +17,7 @@ from jaxformer.attention import (
     sparse_attention_weights,
 )
 from jaxformer.attention.components import Component
+from jaxformer.attention.part_blocks import Source
 from jaxformer.attention.patterns import (
     bigbird,
     blocks,
@@ -28,7 +29,7 @@ from jaxformer.attention.patterns import (
     random_blocks,
     strided,
 )
-from jaxformer.attention.sparse_engine import Part, Source, attend_parts
+from jaxformer.attention.sparse_engine import Part, attend_parts
 
 LENGTH = 37
 SEGMENTS = np.stack([np.arange(LENGTH) // 13, np.arange(LENGTH) // 20]).astype(np.int32)
