@@ -10,6 +10,8 @@ program; PyTorch (extra ``parity``) does not report any and is left out where it
 With `--kinds` all kinds of attention are measured instead, by length: see `attention_kinds.py`.
 
     python benchmarks/attention.py --kinds=all --lengths=64,256,1024,4096 --quick --plot=kinds.png
+
+With `--pairs` sparse patterns are measured by the pairs of tokens that they compute: see `attention_pairs.py`.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import attention_kinds
+import attention_pairs
 import flax.linen
 import jax
 import jax.numpy as jnp
@@ -189,6 +192,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="3 repetitions instead of 7")
     parser.add_argument("--output", help="path of a JSON file for the results")
     parser.add_argument("--kinds", help="all, or names of attentions and patterns, separated by commas")
+    parser.add_argument(
+        "--pairs", action="store_true", help="sparse patterns by computed pairs, beside dense attention"
+    )
     parser.add_argument("--repetitions", type=int, help="repetitions (of kinds: 0 = compile only)")
     parser.add_argument("--plot", help="of kinds: path of a picture, log-log")
     arguments = parser.parse_args()
@@ -196,6 +202,9 @@ def main() -> None:
     repetitions = (3 if arguments.quick else 7) if arguments.repetitions is None else arguments.repetitions
     if arguments.kinds:
         attention_kinds.run(arguments.kinds, lengths, repetitions, arguments.output, arguments.plot)
+        return
+    if arguments.pairs:
+        attention_pairs.run(lengths, repetitions, arguments.output)
         return
     results: list[Result] = []
     for length in lengths:

@@ -13,13 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.block_bias import add_bias_gradient, bias_gradient_zeros, block_bias, finish_bias_gradient
+from jaxformer.attention.block_cuts import Blocks, Pair, PairGroup
 from jaxformer.attention.block_layout import by_head, by_token, counts_from, group_heads, heads_for_tokens
 from jaxformer.attention.block_plan import Plan, make_plan
 from jaxformer.attention.block_steps import (
-    Blocks,
     KeyRows,
-    Pair,
-    PairGroup,
     QueryRows,
     accumulator,
     add_gradients,

@@ -5,6 +5,7 @@ from jaxtyping import Int
 
 # Pairs of tokens that are computed at once, about.
 BATCH_AREA = 2**14
+MOST_PAIRS = 8
 # So many batches pay for a loop of their own.
 FEWEST_BATCHES = 16
 # Batches that a pair may still join: bounds the search.
@@ -20,7 +21,7 @@ def batch_pairs(
       pairs: first query and first key of pairs of blocks; blocks of queries are the same or apart.
       query_block, key_block: tokens in a block.
     """
-    size = BATCH_AREA // (query_block * key_block)
+    size = min(MOST_PAIRS, BATCH_AREA // (query_block * key_block))
     if size < 2 or len(pairs) < size * FEWEST_BATCHES:
         return np.zeros((0, 2), np.int32), pairs
     complete: list[list[tuple[int, int]]] = []

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.attention.block_cuts import Batches, Blocks, Lanes, Pair, PairGroup, Runs
 from jaxformer.attention.block_layout import counts_from, cut
-from jaxformer.attention.block_steps import Batches, Blocks, Lanes, Pair, PairGroup, Runs
 from jaxformer.attention.components import Component
 from jaxformer.attention.pair_batches import batch_pairs
 from jaxformer.attention.token_order import TokenOrder
@@ -75,7 +75,7 @@ def make_blocks(
 
     pairs = component.pairs if component.skips is None else np.c_[component.pairs, component.skips]
     full, others = pairs[component.full], pairs[~component.full]
-    if component.stride is not None:
+    if component.run is not None and component.stride is not None:
         yield Lanes(**options, groups=groups(full, others, visible), run=component.run, stride=component.stride)
     elif component.run is not None:
         yield Runs(**options, groups=groups(full, others, visible), run=component.run)

@@ -16,11 +16,11 @@ MAX_WASTE = 1.99
 # Else, for windows of a few tokens, at most so many for each query.
 SMALL_WINDOW = 32
 # What one more step, and each query or key in it, costs beside its pairs of tokens, in pairs of tokens: measured on a
-# CPU with heads of 64. In runs of blocks, tokens also change places with heads.
-STEP_COST, TOKEN_COST, RUN_TOKEN_COST = 10_000, 24, 40
+# CPU with heads of 64. Tokens of runs are copied once more.
+STEP_COST, TOKEN_COST, RUN_TOKEN_COST = 6_000, 15, 22
 # Entries of the largest block of logits, for each head.
 MAX_AREA = 2**17
-QUERY_BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+QUERY_BLOCKS = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024)
 KEY_BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -110,10 +110,10 @@ def pad_groups(groups: Int[np.ndarray, "G m"], size: int) -> Int[np.ndarray, "G 
 
 
 def split_evenly(size: int, most: int) -> tuple[int, int]:
-    """(parts, entries in each): the fewest parts of at most about `most` entries, in eights where they are large."""
+    """(parts, entries in each): the fewest parts of at most about `most` entries, of several large ones in eights."""
     parts = -(-size // most)
     each = -(-size // parts)
-    return parts, each if each <= 32 else -(-each // 8) * 8
+    return parts, each if each <= 32 or parts == 1 else -(-each // 8) * 8
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.attention.block_cuts import Blocks
 from jaxformer.attention.block_layout import by_token, heads_for_tokens, split_heads
 from jaxformer.attention.block_steps import (
-    Blocks,
     Gradients,
     KeyRows,
     QueryRows,
@@ -87,31 +87,36 @@ def attend_parts(
 
 def make_plan(parts: tuple[Part, ...], num_queries: int, num_keys: list[int], dropout_rate: float) -> SparsePlan:
     """The plan of parts that read sources of `num_keys` keys each."""
-    queries = _share_orders([(0, num_queries, _stored(part.component, part.component.query_order)) for part in parts])
-    keys = _share_orders(
-        [(part.source, num_keys[part.source], _stored(part.component, part.component.key_order)) for part in parts]
-    )
-    return SparsePlan(parts, queries, keys, dropout_rate)
+    components = [part.component for part in parts]
+    sources = [part.source for part in parts]
+    queries = [(0, num_queries, component.query_order) for component in components]
+    keys = [(source, num_keys[source], part.key_order) for source, part in zip(sources, components)]
+    strides = [component.stride for component in components]
+    return SparsePlan(parts, _share_orders(queries, strides), _share_orders(keys, strides), dropout_rate)
 
 
-def _stored(component: Component, order: Int[np.ndarray, "_"]) -> Int[np.ndarray, "_"]:
-    """The order in which the loops hold the tokens of a component's order: as they stand for every `stride`-th."""
-    if component.stride is None:
-        return order
-    positions = np.arange(len(order))
-    return np.where(positions <= order.max(initial=-1), positions, -1)
+def _share_orders(
+    wanted: list[tuple[int, int, Int[np.ndarray, "_"]]], strides: list[int | None]
+) -> tuple[TokenOrder, ...]:
+    """Orders in which the loops hold tokens: one for all of a source that agree but for empty slots at their ends.
 
-
-def _share_orders(wanted: list[tuple[int, int, Int[np.ndarray, "_"]]]) -> tuple[TokenOrder, ...]:
-    """One order, with the most empty slots at its end, for all that agree but for these: (source, length, order)."""
+    Args:
+      wanted: (source, length, order) of each part.
+      strides: of each part; with one, tokens stay as they stand, in slots whose number is a multiple of it.
+    """
+    common = next((stride for stride in strides if stride is not None), None)
     names = []
-    longest: dict[tuple[int, bytes], TokenOrder] = {}
-    for source, length, order in wanted:
-        filled = np.flatnonzero(order >= 0)
-        name = (source, order[: filled[-1] + 1 if len(filled) else 0].astype(np.int32).tobytes())
+    longest: dict[tuple[int, int, bytes], TokenOrder] = {}
+    for (source, length, order), stride in zip(wanted, strides):
+        multiple = stride or common or 1
+        positions = np.full(-(-len(order) // multiple) * multiple, -1)
+        positions[: len(order)] = (
+            order if stride is None else np.where(np.arange(len(order)) < length, np.arange(len(order)), -1)
+        )
+        name = (source, multiple, np.trim_zeros(positions + 1, "b").tobytes())
         names.append(name)
-        if name not in longest or len(order) > len(longest[name].positions):
-            longest[name] = TokenOrder(order, length)
+        if name not in longest or len(positions) > len(longest[name].positions):
+            longest[name] = TokenOrder(positions, length)
     return tuple(longest[name] for name in names)
 
 
@@ -228,9 +233,11 @@ def _backward(plan: SparsePlan, residuals: Residuals, d_output: Float[Array, "B 
         )
         d_source = (
             _sum_all({order: d_keys[order][field] for order in orders}, 2, jnp.zeros_like(array.swapaxes(1, 2), dtype))
-            for field, array in enumerate(source[:2])
+            for field, array in enumerate((source.key, source.value))
         )
-        d_sources.append(Source(*(heads_for_tokens(sums).astype(array.dtype) for sums, array in zip(d_source, source))))
+        d_sources.append(
+            Source(*(heads_for_tokens(sums).astype(array.dtype) for sums, array in zip(d_source, source[:2])))
+        )
     return by_token(d_query).astype(query.dtype), None, tuple(d_sources), None
 
 

@@ -13,11 +13,13 @@ from jaxformer.attention import (
     local_attention,
     local_attention_weights,
     longformer_attention,
+    pair_batches,
     sparse_attention,
     sparse_attention_weights,
 )
+from jaxformer.attention.block_cuts import Batches, Blocks, Lanes
 from jaxformer.attention.components import Component
-from jaxformer.attention.part_blocks import Source
+from jaxformer.attention.part_blocks import Dropout, Source, make_blocks
 from jaxformer.attention.patterns import (
     bigbird,
     blocks,
@@ -30,6 +32,7 @@ from jaxformer.attention.patterns import (
     strided,
 )
 from jaxformer.attention.sparse_engine import Part, attend_parts
+from jaxformer.attention.token_order import TokenOrder
 
 LENGTH = 37
 SEGMENTS = np.stack([np.arange(LENGTH) // 13, np.arange(LENGTH) // 20]).astype(np.int32)
@@ -123,6 +126,45 @@ def test_engine_merges_components_over_any_orders_of_queries_and_keys():
         return attend_parts(parts, query * jnp.float32(5**-0.5), None, (Source(key, value),), 0.0, None)
 
     compare(attend, lambda *xs: naive(*xs, see=table), *tensors())
+
+
+@pytest.mark.parametrize(
+    "pattern", [strided(7), random_blocks(2, seed=1, block_size=4) | global_tokens((3,))], ids=["strides", "batches"]
+)
+def test_every_way_to_cut_blocks_has_the_gradients_of_dense_attention(pattern, monkeypatch):
+    """Strides that do not divide the length beside a window; batches of pairs beside a single row; padding."""
+    monkeypatch.setattr(pair_batches, "BATCH_AREA", 3 * 4 * 4)
+    monkeypatch.setattr(pair_batches, "FEWEST_BATCHES", 1)
+    key_mask = np.random.default_rng(3).random((2, LENGTH)) < 0.8
+    ways = {type(blocks) for blocks in ways_of(pattern)}
+    assert ways == ({Blocks, Lanes} if pattern == strided(7) else {Blocks, Batches})
+
+    def attend(query, key, value):
+        return sparse_attention(query, key, value, pattern=pattern, key_mask=key_mask)
+
+    compare(attend, lambda *xs: naive(*xs, see=pattern.mask(LENGTH) & key_mask[:, None, None, :]), *tensors())
+
+
+def ways_of(pattern):
+    source = Source(*tensors()[1:], mask=jnp.ones((2, LENGTH), bool))
+    for component in pattern.components(LENGTH):
+        orders = (TokenOrder(order, LENGTH) for order in (component.query_order, component.key_order))
+        yield from make_blocks(component, *orders, source, None, Dropout(0.0, None))
+
+
+def test_batches_hold_every_pair_once_and_no_token_twice():
+    random = np.random.default_rng(0)
+    starts = random.integers(0, 1000, 400) * 3
+    pairs = np.unique(np.stack([random.integers(0, 50, 400) * 16, starts], 1), axis=0).astype(np.int32)
+    batches, rest = pair_batches.batch_pairs(pairs, 16, 256)
+    assert len(batches) > 2 * len(rest) / 4
+    assert batches.shape[1] == 8
+    found = [tuple(pair) for batch in batches for pair in batch.reshape(2, -1).T] + [tuple(pair) for pair in rest]
+    assert sorted(found) == [tuple(pair) for pair in pairs]
+    for batch in batches:
+        queries, keys = batch.reshape(2, -1)
+        assert len(set(queries)) == 4
+        assert (np.diff(np.sort(keys)) >= 256).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])
