@@ -125,37 +125,16 @@ class MultiHeadAttention(nn.Module):
           ``AttentionOutput``: ``output`` [B, T, embed_dim], ``cache`` and ``weights`` where asked for, and ``losses``,
           to be added to what is trained (routing's commitment).
         """
-        heads, kv_heads, head_dim = self._sizes(x.shape[-1])
-        kind = self.attention if isinstance(self.attention, AttentionKind) else None
-        if kind is not None:
-            check_settings(kind, dict(self.attention_args))
-        elif not callable(self.attention):
-            raise ValueError(
-                f"attention={self.attention!r} must be a function or a record of jaxformer.attention.ATTENTION; a "
-                "pattern goes to ATTENTION['sparse'] as its setting 'pattern'"
-            )
-        shared = kind is not None and kind.shared_query_key
-        if kind is not None and shared and memory is not None:
-            raise ValueError(f"attention={kind.name!r} shares query and key: it can't attend to memory")
-        query = _split_heads(
-            project(x, *self._projection("query", x.shape[-1], heads * head_dim), dtype=self.dtype), heads
-        )
-        if isinstance(memory, tuple):
-            key, value = memory
-        else:
-            source = x if memory is None else memory
-            names = ("value",) if shared else ("key", "value")
-            projections = [self._projection(name, source.shape[-1], kv_heads * head_dim) for name in names]
-            key, value = (
-                _split_heads(project(source, *arrays, dtype=self.dtype), kv_heads)
-                for arrays in (projections[0], projections[-1])
-            )
+        heads, _, head_dim = self._sizes(x.shape[-1])
+        shared = self._check(memory)
+        query, key, value = self._project(x, memory, shared)
         if memory is None:
             key_positions, key_segments = query_positions, query_segments
             query, key = self._rotate(query, query_positions), self._rotate(key, key_positions)
         tensors = (query,) if shared else (query, key)
         arrays, losses = self._arrays(x, query, query if shared else key, key_mask, causal, deterministic)
         given = {"bias": bias, "scale": self.scale, "key_mask": key_mask}
+        weights = None
         if cache is not None:
             if mask is not None or return_weights:
                 raise ValueError("mask and return_weights can't be given with a cache")
@@ -163,21 +142,48 @@ class MultiHeadAttention(nn.Module):
             step: Any = self._kind("cache").step
             accepted = self._accepted(step, given)
             attended, cache = step(cache, *tensors, value, **accepted, **self._args(step), **arrays)
-            weights = None
         else:
-            given |= {
-                "query_positions": query_positions,
-                "key_positions": key_positions,
-                "query_segments": query_segments,
-                "key_segments": key_segments,
-                "mask": mask,
-                "causal": causal,
-            }
+            given |= {"query_positions": query_positions, "key_positions": key_positions, "mask": mask}
+            given |= {"query_segments": query_segments, "key_segments": key_segments, "causal": causal}
             attended = self._attend(tensors, value, given, arrays, deterministic)
-            weights = self._weights(tensors, given, arrays) if return_weights else None
+            if return_weights:
+                weights = self._weights(tensors, given, arrays)
         out = self._projection("out", heads * head_dim, x.shape[-1], self.out_kernel_init)
         merged = attended.reshape(*attended.shape[:2], heads * head_dim)
         return AttentionOutput(project(merged, *out, dtype=self.dtype), cache, weights, losses)
+
+    def _check(self, memory: Any) -> bool:
+        """Refuse a kind or settings that can't be, and say whether the kind shares query and key."""
+        kind = self.attention
+        if not isinstance(kind, AttentionKind):
+            if not callable(kind):
+                raise ValueError(
+                    f"attention={kind!r} must be a function or a record of jaxformer.attention.ATTENTION; a pattern "
+                    "goes to ATTENTION['sparse'] as its setting 'pattern'"
+                )
+            return False
+        check_settings(kind, dict(self.attention_args))
+        if kind.shared_query_key and memory is not None:
+            raise ValueError(f"attention={kind.name!r} shares query and key: it can't attend to memory")
+        return kind.shared_query_key
+
+    def _project(
+        self, x: Float[Array, "B T D"], memory: Any, shared: bool
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Queries, keys and values by heads; where query and key are shared, the values stand for the keys."""
+        heads, kv_heads, head_dim = self._sizes(x.shape[-1])
+
+        def by_heads(name: str, source: Array, count: int) -> Array:
+            arrays = self._projection(name, source.shape[-1], count * head_dim)
+            return _split_heads(project(source, *arrays, dtype=self.dtype), count)
+
+        query = by_heads("query", x, heads)
+        if isinstance(memory, tuple):
+            return query, *memory
+        source = x if memory is None else memory
+        key = None if shared else by_heads("key", source, kv_heads)
+        value = by_heads("value", source, kv_heads)
+        return query, value if key is None else key, value
 
     def _sizes(self, embed_dim: int) -> tuple[int, int, int]:
         """Query heads, key/value heads and head width, checked."""
