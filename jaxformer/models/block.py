@@ -73,7 +73,7 @@ class TransformerBlock(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T D"] | tuple[Array, Array],
         inputs: BlockInputs,
         *,
         cache: Any = None,
@@ -81,11 +81,12 @@ class TransformerBlock(nn.Module):
         memory: tuple[Array, Array] | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
-    ) -> tuple[Array, BlockAux]:
+    ) -> tuple[Any, BlockAux]:
         """Apply the block.
 
         Args:
-          x: residual stream [B, T, embed_dim].
+          x: residual stream [B, T, embed_dim], or the two streams of a reversible stack: the attentions read the
+            second and are added to the first, the feed-forward reads the first and is added to the second.
           inputs: positions, masks, bias and memory.
           cache: self-attention cache stacked over depth.
           layer: index of this block in it.
@@ -94,7 +95,48 @@ class TransformerBlock(nn.Module):
           return_weights: also return attention weights.
 
         Returns:
-          The residual stream [B, T, embed_dim] and a ``BlockAux``.
+          What was given as ``x``, changed, and a ``BlockAux``.
+        """
+
+        def attend(hidden: Array) -> tuple[Array, Array, BlockAux]:
+            return self.attend(
+                hidden,
+                inputs,
+                cache=cache,
+                layer=layer,
+                memory=memory,
+                deterministic=deterministic,
+                return_weights=return_weights,
+            )
+
+        if isinstance(x, tuple):
+            first, second = x
+            _, change, aux = attend(second.astype(self.config.compute_dtype))
+            first = first + change.astype(first.dtype)
+            _, change, more = self.feed(first.astype(self.config.compute_dtype), deterministic=deterministic)
+            x = first, second + change.astype(second.dtype)
+        else:
+            x, _, aux = attend(x)
+            x, _, more = self.feed(x, deterministic=deterministic)
+        return x, aux._replace(losses={**aux.losses, **more.losses}, state={**aux.state, **more.state})
+
+    @nn.compact
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        inputs: BlockInputs,
+        *,
+        cache: Any = None,
+        layer: Any = None,
+        memory: tuple[Array, Array] | None = None,
+        deterministic: bool = True,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"], BlockAux]:
+        """The attention sub-layers; arguments as for a call.
+
+        Returns:
+          The stream after them, the sum of what they add to it (pre-norm only), both [B, T, embed_dim], and a
+          ``BlockAux``.
         """
         weights: dict[str, Any] = {}
         losses: dict[str, Any] = {}
@@ -134,23 +176,37 @@ class TransformerBlock(nn.Module):
                 weights["cross_attention"] = out.weights
             return out.output
 
-        x = self._residual("attention", self_attention, x, deterministic)
+        x, change = self._residual("attention", self_attention, x, deterministic)
         if self.cross:
-            x = self._residual("cross_attention", cross_attention, x, deterministic)
-        feed_forward = self._feed_forward()
-        x = self._residual("mlp", lambda hidden: feed_forward(hidden, deterministic=deterministic), x, deterministic)
-        return x, BlockAux(losses=losses, state={}, cache=cache, weights=weights)
+            x, further = self._residual("cross_attention", cross_attention, x, deterministic)
+            change = change + further
+        return x, change, BlockAux(losses=losses, state={}, cache=cache, weights=weights)
 
-    def _residual(self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool) -> Array:
-        """One sub-layer with its norm, dropout and residual addition."""
+    @nn.compact
+    def feed(
+        self, x: Float[Array, "B T D"], *, deterministic: bool = True
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"], BlockAux]:
+        """The feed-forward sub-layer, whose variables' names begin with ``mlp``; returns as ``attend`` does."""
+        feed_forward = self._feed_forward()
+        x, change = self._residual(
+            "mlp", lambda hidden: feed_forward(hidden, deterministic=deterministic), x, deterministic
+        )
+        return x, change, BlockAux(losses={}, state={}, cache=None, weights={})
+
+    def _residual(
+        self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool
+    ) -> tuple[Array, Array]:
+        """One sub-layer with its norm, dropout and residual addition: the stream after it, and what was added."""
         # Without the barrier XLA fuses the whole chain of residual additions into every consumer of the norm (on the
         # CPU into the strided copies for the weight gradients), again in each layer.
         x = jax.lax.optimization_barrier(x)
         norm = make_norm(self.config, f"{name}_norm")
         dropout = nn.Dropout(self.config.dropout_rate, name=f"{name}_dropout")
         if self.config.norm_placement == "pre":
-            return x + dropout(sublayer(norm(x)), deterministic=deterministic)
-        return norm(x + dropout(sublayer(x), deterministic=deterministic))
+            change = dropout(sublayer(norm(x)), deterministic=deterministic)
+            return x + change, change
+        change = dropout(sublayer(x), deterministic=deterministic)
+        return norm(x + change), change
 
     def _attention(self, name: str, choice: AttentionChoice, rotary: bool = True) -> MultiHeadAttention:
         config = self.config
