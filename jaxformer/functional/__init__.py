@@ -1,6 +1,7 @@
 """Formulas as pure functions: arrays in, arrays out. Needs JAX alone."""
 
 from jaxformer.functional.feature_maps import FEATURE_MAPS, elu_features, relu_features, softplus_features
+from jaxformer.functional.halting import adaptive_steps, halting_weights, ponder_cost
 from jaxformer.functional.losses import CrossEntropy, chunked_cross_entropy, cross_entropy, mean_loss
 from jaxformer.functional.masks import (
     as_mask,
@@ -35,6 +36,7 @@ __all__ = [
     "AlibiBias",
     "CrossEntropy",
     "RelativeBias",
+    "adaptive_steps",
     "alibi_slopes",
     "apply_repetition_penalty",
     "apply_rotary",
@@ -47,12 +49,14 @@ __all__ = [
     "cross_entropy",
     "elu_features",
     "first_argmax",
+    "halting_weights",
     "layer_norm",
     "mask_from_lengths",
     "masked_softmax",
     "mean_loss",
     "min_p_filter",
     "padding_mask",
+    "ponder_cost",
     "relative_position_bucket",
     "relu_features",
     "rms_norm",

@@ -47,6 +47,9 @@ GRADIENTS = {
         functional.chunked_cross_entropy(x[0, 0, :3], jnp.ones((8, 300)), LABELS, chunk_size=2).loss_sum
     ),
     "mean_loss": lambda x: functional.mean_loss(x.sum(), x.sum()),
+    "halting_weights": lambda x: functional.halting_weights(x).weights,
+    "ponder_cost": lambda x: functional.ponder_cost(POSITIONS, x[0, 0, :2, :3]),
+    "adaptive_steps": lambda x: functional.adaptive_steps(lambda n, y, c: (y[..., 0], 2.0 * y, c, None), x, 3).output,
 }
 
 
