@@ -21,6 +21,7 @@ from jaxformer.functional.positions import (
     relative_position_bucket,
     sinusoidal_positions,
 )
+from jaxformer.functional.reversible import ReversibleOutput, merge_streams, reversible_stack, split_streams
 from jaxformer.functional.sampling import (
     apply_repetition_penalty,
     check_sampling,
@@ -36,6 +37,7 @@ __all__ = [
     "AlibiBias",
     "CrossEntropy",
     "RelativeBias",
+    "ReversibleOutput",
     "adaptive_steps",
     "alibi_slopes",
     "apply_repetition_penalty",
@@ -54,16 +56,19 @@ __all__ = [
     "mask_from_lengths",
     "masked_softmax",
     "mean_loss",
+    "merge_streams",
     "min_p_filter",
     "padding_mask",
     "ponder_cost",
     "relative_position_bucket",
     "relu_features",
+    "reversible_stack",
     "rms_norm",
     "sample_logits",
     "segment_mask",
     "sinusoidal_positions",
     "softplus_features",
+    "split_streams",
     "top_k_filter",
     "top_p_filter",
 ]
