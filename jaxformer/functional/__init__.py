@@ -1,6 +1,17 @@
 """Formulas as pure functions: arrays in, arrays out. Needs JAX alone."""
 
+from jaxformer.functional.expert_dispatch import DISPATCHES, einsum_dispatch, sort_dispatch
+from jaxformer.functional.experts import (
+    ExpertRoutes,
+    balance_loss,
+    check_experts,
+    expert_capacities,
+    route_tokens,
+    router_jitter,
+    router_z_loss,
+)
 from jaxformer.functional.feature_maps import FEATURE_MAPS, elu_features, relu_features, softplus_features
+from jaxformer.functional.grouped_matmul import grouped_matmul
 from jaxformer.functional.halting import adaptive_steps, halting_weights, ponder_cost
 from jaxformer.functional.losses import CrossEntropy, chunked_cross_entropy, cross_entropy, mean_loss
 from jaxformer.functional.masks import (
@@ -33,9 +44,11 @@ from jaxformer.functional.sampling import (
 from jaxformer.functional.softmax import masked_softmax
 
 __all__ = [
+    "DISPATCHES",
     "FEATURE_MAPS",
     "AlibiBias",
     "CrossEntropy",
+    "ExpertRoutes",
     "RelativeBias",
     "ReversibleOutput",
     "adaptive_steps",
@@ -43,14 +56,19 @@ __all__ = [
     "apply_repetition_penalty",
     "apply_rotary",
     "as_mask",
+    "balance_loss",
     "causal_mask",
+    "check_experts",
     "check_sampling",
     "chunked_cross_entropy",
     "combine_masks",
     "compute_dtype",
     "cross_entropy",
+    "einsum_dispatch",
     "elu_features",
+    "expert_capacities",
     "first_argmax",
+    "grouped_matmul",
     "halting_weights",
     "layer_norm",
     "mask_from_lengths",
@@ -64,10 +82,14 @@ __all__ = [
     "relu_features",
     "reversible_stack",
     "rms_norm",
+    "route_tokens",
+    "router_jitter",
+    "router_z_loss",
     "sample_logits",
     "segment_mask",
     "sinusoidal_positions",
     "softplus_features",
+    "sort_dispatch",
     "split_streams",
     "top_k_filter",
     "top_p_filter",

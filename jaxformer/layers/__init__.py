@@ -10,6 +10,7 @@ from jaxformer.layers.embeddings import (
     TokenEmbedding,
 )
 from jaxformer.layers.feed_forward import ACTIVATIONS, FeedForward
+from jaxformer.layers.mixture_of_experts import ExpertsOutput, MixtureOfExperts
 from jaxformer.layers.norms import LayerNorm, RMSNorm
 from jaxformer.layers.projection import Projection, project
 
@@ -18,9 +19,11 @@ __all__ = [
     "ATTENTION_ARGUMENTS",
     "AttentionArguments",
     "AttentionOutput",
+    "ExpertsOutput",
     "FeedForward",
     "LayerNorm",
     "LearnedPositionEmbedding",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "Projection",
     "RMSNorm",

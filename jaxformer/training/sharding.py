@@ -26,6 +26,8 @@ PartitionRules = Sequence[tuple[str, tuple[str | None, ...]]]
 PARTITION_RULES: PartitionRules = (
     (r"experts/(gate|up)/kernel$", ("expert", "fsdp", "tensor")),
     (r"experts/down/kernel$", ("expert", "tensor", "fsdp")),
+    (r"experts/(gate|up)/bias$", ("expert", "tensor")),
+    (r"experts/down/bias$", ("expert", None)),
     (r"token_embedding/embedding$", ("tensor", "fsdp")),
     (r"position_embedding/embedding$", (None, "fsdp")),
     (r"(query|key|value|gate|up|head)/kernel$", ("fsdp", "tensor")),
