@@ -57,6 +57,7 @@ class AdaptiveOutput(NamedTuple):
 
     Attributes:
       output: [..., D] in the state's dtype, the mix of all steps' states.
+      state: [..., D], every position's state after its last step.
       carry: what the steps handed on.
       halting: of every position, after its last step.
       weights: float [max_steps, ...], or None after an early exit.
@@ -65,6 +66,7 @@ class AdaptiveOutput(NamedTuple):
     """
 
     output: Array
+    state: Array
     carry: Any
     halting: Halting
     weights: Array | None
@@ -247,8 +249,8 @@ def adaptive_steps(
         indices = jnp.arange(max_steps, dtype=jnp.int32)
         looped, (weights, outputs) = jax.lax.scan(lambda c, i: advance(i, c), start, indices, unroll=unroll)
         executed = jnp.asarray(max_steps, jnp.int32)
-    _, output, halting, carry = looped
-    return AdaptiveOutput(output.astype(state.dtype), carry, halting, weights, outputs, executed)
+    state, output, halting, carry = looped
+    return AdaptiveOutput(output.astype(state.dtype), state, carry, halting, weights, outputs, executed)
 
 
 def _check(max_steps: int, threshold: float, mix: str) -> None:
