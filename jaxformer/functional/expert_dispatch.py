@@ -73,8 +73,8 @@ def einsum_dispatch(
     gates = routes.gates.swapaxes(1, 2)[..., None, None]
     combine = jnp.where(hits, gates, jnp.zeros_like(gates)).sum(1)
     inputs = jnp.einsum("btec,btd->ebcd", dispatch.astype(x.dtype), x).reshape(num_experts, -1, width)
-    index = jnp.arange(batch * length, dtype=jnp.int32).reshape(batch, length)
-    tokens = jnp.einsum("btec,bt->ebc", dispatch.astype(jnp.int32), index).reshape(num_experts, -1)
+    index = jnp.arange(batch * length, dtype=jnp.int32).reshape(batch, length, 1, 1)
+    tokens = jnp.where(dispatch, index, 0).sum(1, dtype=jnp.int32).swapaxes(0, 1).reshape(num_experts, -1)
     outputs = experts(inputs, None, tokens).reshape(num_experts, batch, -1, width)
     combined = jnp.einsum("btec,ebcd->btd", combine.astype(x.dtype), outputs, preferred_element_type=wide)
     return combined.astype(x.dtype), (chosen.sum(dtype=jnp.int32) - kept.sum(dtype=jnp.int32))

@@ -6,14 +6,16 @@ from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.gpt import GPT_SIZES, gpt
 from jaxformer.models.stack import Stack, stack_layers, unstack_layers
+from jaxformer.models.switch import SWITCH_SIZES, switch
 from jaxformer.models.transformer import DecoderCache, Transformer, TransformerOutput
 
 # The names a config may give as ``model.name``.
-MODELS: dict[str, Callable[..., Transformer]] = {"gpt": gpt}
+MODELS: dict[str, Callable[..., Transformer]] = {"gpt": gpt, "switch": switch}
 
 __all__ = [
     "GPT_SIZES",
     "MODELS",
+    "SWITCH_SIZES",
     "BlockAux",
     "BlockInputs",
     "DecoderCache",
@@ -24,5 +26,6 @@ __all__ = [
     "TransformerOutput",
     "gpt",
     "stack_layers",
+    "switch",
     "unstack_layers",
 ]

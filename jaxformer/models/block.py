@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from jaxformer.layers import FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
+from jaxformer.layers import FeedForward, LayerNorm, MixtureOfExperts, MultiHeadAttention, RMSNorm
 from jaxformer.models.attention_choice import AttentionChoice, choose_attention
 from jaxformer.models.config import TransformerConfig
 
@@ -43,12 +43,15 @@ class BlockAux(NamedTuple):
       state: what is neither parameter nor cache (centroids, running averages), by name.
       cache: the updated cache, or None.
       weights: attention weights by sub-layer name, when asked for; a stack gives each a leading layer axis.
+      metrics: figures that are only reported, by name, each (sum, count) of this batch; a stack gives both a leading
+        layer axis.
     """
 
     losses: dict[str, Array]
     state: dict[str, Array]
     cache: Any
     weights: dict[str, Array]
+    metrics: dict[str, tuple[Array, Array]] = {}  # noqa: RUF012
 
 
 class TransformerBlock(nn.Module):
@@ -113,12 +116,13 @@ class TransformerBlock(nn.Module):
             first, second = x
             _, change, aux = attend(second.astype(self.config.compute_dtype))
             first = first + change.astype(first.dtype)
-            _, change, more = self.feed(first.astype(self.config.compute_dtype), deterministic=deterministic)
+            _, change, more = self.feed(first.astype(self.config.compute_dtype), inputs, deterministic=deterministic)
             x = first, second + change.astype(second.dtype)
         else:
             x, _, aux = attend(x)
-            x, _, more = self.feed(x, deterministic=deterministic)
-        return x, aux._replace(losses={**aux.losses, **more.losses}, state={**aux.state, **more.state})
+            x, _, more = self.feed(x, inputs, deterministic=deterministic)
+        losses, state, metrics = aux.losses | more.losses, aux.state | more.state, aux.metrics | more.metrics
+        return x, aux._replace(losses=losses, state=state, metrics=metrics)
 
     @nn.compact
     def attend(
@@ -184,14 +188,22 @@ class TransformerBlock(nn.Module):
 
     @nn.compact
     def feed(
-        self, x: Float[Array, "B T D"], *, deterministic: bool = True
+        self, x: Float[Array, "B T D"], inputs: BlockInputs, *, deterministic: bool = True
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"], BlockAux]:
         """The feed-forward sub-layer, whose variables' names begin with ``mlp``; returns as ``attend`` does."""
-        feed_forward = self._feed_forward()
-        x, change = self._residual(
-            "mlp", lambda hidden: feed_forward(hidden, deterministic=deterministic), x, deterministic
-        )
-        return x, change, BlockAux(losses={}, state={}, cache=None, weights={})
+        losses: dict[str, Array] = {}
+        metrics: dict[str, tuple[Array, Array]] = {}
+
+        def feed_forward(hidden: Array) -> Array:
+            if self.config.num_experts is None:
+                return self._feed_forward()(hidden, deterministic=deterministic)
+            out = self._experts()(hidden, key_mask=_real_tokens(inputs), deterministic=deterministic)
+            losses.update(out.losses)
+            metrics.update(out.metrics)
+            return out.output
+
+        x, change = self._residual("mlp", feed_forward, x, deterministic)
+        return x, change, BlockAux(losses=losses, state={}, cache=None, weights={}, metrics=metrics)
 
     def _residual(
         self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool
@@ -242,6 +254,36 @@ class TransformerBlock(nn.Module):
             out_kernel_init=make_kernel_init(config, self.residual_additions),
             name="mlp",
         )
+
+    def _experts(self) -> MixtureOfExperts:
+        config = self.config
+        return MixtureOfExperts(
+            num_experts=config.num_experts or 1,
+            mlp_dim=config.hidden_dim,
+            experts_per_token=config.experts_per_token,
+            capacity_factor=config.expert_capacity_factor,
+            dispatch=config.expert_dispatch,
+            router_jitter=config.router_jitter,
+            shared_expert=config.shared_expert,
+            balance_loss_weight=config.balance_loss_weight,
+            router_z_loss_weight=config.router_z_loss_weight,
+            activation=config.activation,
+            use_bias=config.use_bias,
+            dropout_rate=config.mlp_dropout_rate,
+            dtype=config.compute_dtype,
+            param_dtype=config.parameter_dtype,
+            kernel_init=make_kernel_init(config),
+            out_kernel_init=make_kernel_init(config, self.residual_additions),
+            name="mlp",
+        )
+
+
+def _real_tokens(inputs: BlockInputs) -> Array | None:
+    """Which tokens exist: those of the key mask whose segment is not 0."""
+    if inputs.segments is None:
+        return inputs.key_mask
+    real = inputs.segments != 0
+    return real if inputs.key_mask is None else real & inputs.key_mask
 
 
 def make_norm(config: TransformerConfig, name: str) -> nn.Module:

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.attention import ATTENTION
+from jaxformer.functional import DISPATCHES
 from jaxformer.layers import ACTIVATIONS, check_heads
 from jaxformer.models.attention_choice import AttentionChoice, check_attentions, choose_attentions, freeze
+from jaxformer.models.expert_settings import check_mixture
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "relative", "none")
@@ -58,6 +60,16 @@ class TransformerConfig:
       cross_attention: the same for the attention from decoder to encoder; one name.
       attention_scale: factor on attention logits (None = 1/sqrt(head_dim)).
       mlp_chunk_size: positions of the feed-forward layer computed at a time (None = all).
+      num_experts: feed-forward layers of a block among which a router chooses for each token [E]; None = one layer
+        and no router.
+      experts_per_token: experts that a token uses [K].
+      expert_capacity_factor: in training an expert takes of each row ceil(factor * K * tokens / E) tokens and drops
+        the rest; None = nothing is dropped. Evaluation and generation never drop.
+      expert_dispatch: how tokens come to experts: ``sort`` or ``einsum``, equal in what they compute.
+      shared_expert: one more expert of the same width, which every token uses.
+      balance_loss_weight: factor of the loss that balances experts, summed over layers [alpha]; 0 = none.
+      router_z_loss_weight: factor of the loss that keeps router logits small, summed over layers; 0 = none.
+      router_jitter: in training the router's input is multiplied by noise in [1 - jitter, 1 + jitter].
       scan_layers: one compiled block scanned over stacked parameters, or an unrolled stack.
       remat: what the backward pass recomputes: ``none`` (nothing), ``full`` (each block), ``dots`` (all but matrix
         products), ``dots_no_batch`` (all but matrix products without batch dimensions).
@@ -102,6 +114,14 @@ class TransformerConfig:
     cross_attention: str = "dense"
     attention_scale: float | None = None
     mlp_chunk_size: int | None = None
+    num_experts: int | None = None
+    experts_per_token: int = 1
+    expert_capacity_factor: float | None = None
+    expert_dispatch: str = "sort"
+    shared_expert: bool = False
+    balance_loss_weight: float = 0.01
+    router_z_loss_weight: float = 0.001
+    router_jitter: float = 0.0
     scan_layers: bool = True
     remat: str = "none"
     kernel_init: str = "normal"
@@ -132,6 +152,7 @@ class TransformerConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
         if self.positions == "rotary" and self.width_of_head % 2:
             raise ValueError(f"head_dim={self.width_of_head} must be even for rotary positions")
+        check_mixture(self)
         if "float64" in (self.dtype, self.param_dtype) and not jax.config.read("jax_enable_x64"):
             raise ValueError("dtype and param_dtype can be float64 only with jax_enable_x64")
 
@@ -144,6 +165,12 @@ class TransformerConfig:
     def width_of_head(self) -> int:
         """Width of one head."""
         return self.head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def is_random(self) -> bool:
+        """Whether training draws random numbers: dropout of any kind, or a router's jitter."""
+        rates = (self.dropout_rate, self.attention_dropout_rate, self.mlp_dropout_rate, self.router_jitter)
+        return any(rates)
 
     @property
     def hidden_dim(self) -> int:
@@ -173,6 +200,7 @@ _CHOICES = {
     "norm_placement": NORM_PLACEMENTS,
     "activation": tuple(sorted(ACTIVATIONS)),
     "cross_attention": tuple(sorted(name for name, kind in ATTENTION.items() if kind.cross and not kind.arguments)),
+    "expert_dispatch": tuple(DISPATCHES),
     "remat": REMAT_POLICIES,
     "kernel_init": KERNEL_INITS,
     "dtype": DTYPES,

@@ -68,16 +68,13 @@ class Stack(nn.Module):
           return_weights: also return attention weights, stacked over depth.
 
         Returns:
-          The residual stream and a ``BlockAux`` whose losses and weights have a leading layer axis; its state is
-          what the blocks changed of their variables that are not parameters, laid out like them.
+          The residual stream and a ``BlockAux`` whose losses, weights and metrics have a leading layer axis; its
+          state is what the blocks changed of their variables that are not parameters, laid out like them.
         """
         config = self.config
         blocks = make_blocks(config, self.num_layers, self.causal, self.cross)
         period = len(blocks)
-        stochastic = not deterministic and (
-            config.dropout_rate or config.attention_dropout_rate or config.mlp_dropout_rate
-        )
-        rng = self.make_rng("dropout") if stochastic else None
+        rng = self.make_rng("dropout") if config.is_random and not deterministic else None
         updating = not deterministic and self.is_mutable_collection(STATE) and not self.is_initializing()
 
         def init(block: TransformerBlock, key: Array) -> tuple[Any, Any]:
@@ -198,14 +195,21 @@ def _places(tree: Any, period: int) -> list[Any]:
 
 def _join(outputs: list[BlockAux], state: Any) -> BlockAux:
     """One ``BlockAux`` from those of the places, whose leaves have a leading axis: layers in order."""
-    losses: dict[str, list[Array]] = {}
-    weights: dict[str, list[Array]] = {}
-    for aux in outputs:
-        for into, found in ((losses, aux.losses), (weights, aux.weights)):
-            for name, leaf in found.items():
-                into.setdefault(name, []).append(leaf)
-    joined = [{name: _interleave(*leaves) for name, leaves in part.items()} for part in (losses, weights)]
-    return BlockAux(losses=joined[0], state=state, cache=None, weights=joined[1])
+
+    def join(parts: list[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {}
+        for part in parts:
+            for name, leaf in part.items():
+                found.setdefault(name, []).append(leaf)
+        return {name: jax.tree.map(_interleave, *leaves) for name, leaves in found.items()}
+
+    return BlockAux(
+        losses=join([aux.losses for aux in outputs]),
+        state=state,
+        cache=None,
+        weights=join([aux.weights for aux in outputs]),
+        metrics=join([aux.metrics for aux in outputs]),
+    )
 
 
 def project_memories(params: Any, memory: Float[Array, "B S M"], config: TransformerConfig) -> tuple[Array, Array]:

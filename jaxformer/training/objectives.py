@@ -103,7 +103,8 @@ def language_model_objective(
     losses are then only reported.
 
     Args:
-      model: maps tokens to an output with ``logits`` [B, L, V] and ``aux.losses`` (name to scalar or [layers]).
+      model: maps tokens to an output with ``logits`` [B, L, V], ``aux.losses`` (name to scalar or [layers]) and
+        ``aux.metrics`` (name to a sum and a count, each scalar or [layers]).
       params: the parameters.
       model_state: the model's other variables.
       batch: ``tokens`` and ``targets`` int [B, L] (target -100: not supervised), and where the model uses them
@@ -115,7 +116,8 @@ def language_model_objective(
       loss_weights: weight of each auxiliary loss by name; a name left out weighs 1.
 
     Returns:
-      Sums over the batch's supervised tokens; metrics ``accuracy`` and one for each auxiliary loss.
+      Sums over the batch's supervised tokens; metrics ``accuracy``, one for each auxiliary loss, and one for each
+      figure that the model counts.
 
     Raises:
       ValueError: ``loss_weights`` names a loss that the model does not return.
@@ -130,6 +132,7 @@ def language_model_objective(
     losses = {name: jnp.sum(loss) for name, loss in output.aux.losses.items()}
     metrics = {"accuracy": (sums.num_correct, sums.weight_sum)}
     metrics |= {name: (loss * sums.weight_sum, sums.weight_sum) for name, loss in losses.items()}
+    metrics |= {name: (total.sum(), count.sum()) for name, (total, count) in output.aux.metrics.items()}
     loss_sum = sums.loss_sum
     if not deterministic:
         loss_sum = loss_sum + sums.z_loss_sum + sums.weight_sum * weighted_total(losses, loss_weights or {})
