@@ -64,7 +64,7 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
 
     A scan over layers copies each layer's slice of the stacked weights before it is used; separate arrays are read
     where they lie. On CPUs a single row reads a tied output head faster from a transposed copy. Both are made once,
-    and take the memory of what they copy.
+    and take the memory of what they copy. Steps end where all tokens have halted.
 
     Args:
       model: a model.
@@ -77,10 +77,12 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
     if not isinstance(model, Transformer):
         return model, variables
     changes: dict[str, Any] = {}
-    if model.config.scan_layers:
+    if model.config.scan_layers and model.config.stack == "plain":
         changes["scan_layers"] = False
     if model.config.tie_embeddings and batch_size == 1 and jax.default_backend() == "cpu":
         changes["tie_embeddings"] = False
+    if model.config.halting == "act":
+        changes["early_exit"] = True
     if not changes:
         return model, variables
     arranged = model.clone(config=dataclasses.replace(model.config, **changes))
@@ -89,7 +91,7 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _arrange(changes: tuple[str, ...], period: int, variables: Any) -> Any:
-    """Variables of a model in which the named fields have been made False."""
+    """Variables of a model in which the named fields have been changed."""
     if "scan_layers" in changes:
         variables = {name: unstack_layers(tree, period) for name, tree in variables.items()}
     if "tie_embeddings" in changes:

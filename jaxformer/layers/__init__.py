@@ -3,6 +3,7 @@
 from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
 from jaxformer.layers.attention_arguments import AttentionArguments
 from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_settings
+from jaxformer.layers.depthwise_convolution import ConvolutionCache, DepthwiseConvolution, init_convolution_cache
 from jaxformer.layers.embeddings import (
     LearnedPositionEmbedding,
     RelativePositionBias,
@@ -19,6 +20,8 @@ __all__ = [
     "ATTENTION_ARGUMENTS",
     "AttentionArguments",
     "AttentionOutput",
+    "ConvolutionCache",
+    "DepthwiseConvolution",
     "ExpertsOutput",
     "FeedForward",
     "LayerNorm",
@@ -33,6 +36,7 @@ __all__ = [
     "argument_defaults",
     "check_heads",
     "check_settings",
+    "init_convolution_cache",
     "project",
     "project_memory",
 ]

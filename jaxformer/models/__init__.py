@@ -8,14 +8,21 @@ from jaxformer.models.gpt import GPT_SIZES, gpt
 from jaxformer.models.stack import Stack, stack_layers, unstack_layers
 from jaxformer.models.switch import SWITCH_SIZES, switch
 from jaxformer.models.transformer import DecoderCache, Transformer, TransformerOutput
+from jaxformer.models.universal import UniversalStack
+from jaxformer.models.universal_transformer import UNIVERSAL_TRANSFORMER_SIZES, universal_transformer
 
 # The names a config may give as ``model.name``.
-MODELS: dict[str, Callable[..., Transformer]] = {"gpt": gpt, "switch": switch}
+MODELS: dict[str, Callable[..., Transformer]] = {
+    "gpt": gpt,
+    "switch": switch,
+    "universal_transformer": universal_transformer,
+}
 
 __all__ = [
     "GPT_SIZES",
     "MODELS",
     "SWITCH_SIZES",
+    "UNIVERSAL_TRANSFORMER_SIZES",
     "BlockAux",
     "BlockInputs",
     "DecoderCache",
@@ -24,8 +31,10 @@ __all__ = [
     "TransformerBlock",
     "TransformerConfig",
     "TransformerOutput",
+    "UniversalStack",
     "gpt",
     "stack_layers",
     "switch",
+    "universal_transformer",
     "unstack_layers",
 ]

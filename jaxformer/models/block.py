@@ -1,5 +1,6 @@
 """One Transformer block: self-attention, optional cross-attention and feed-forward around residual additions."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +9,15 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from jaxformer.layers import FeedForward, LayerNorm, MixtureOfExperts, MultiHeadAttention, RMSNorm
+from jaxformer.layers import (
+    ConvolutionCache,
+    DepthwiseConvolution,
+    FeedForward,
+    LayerNorm,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    RMSNorm,
+)
 from jaxformer.models.attention_choice import AttentionChoice, choose_attention
 from jaxformer.models.config import TransformerConfig
 
@@ -54,6 +63,20 @@ class BlockAux(NamedTuple):
     metrics: dict[str, tuple[Array, Array]] = {}  # noqa: RUF012
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockCache:
+    """The cache of blocks with a convolution.
+
+    Attributes:
+      attention: of the self-attention.
+      convolution: of the convolution in front of the feed-forward layer.
+    """
+
+    attention: Any
+    convolution: ConvolutionCache
+
+
 class TransformerBlock(nn.Module):
     """Attention and feed-forward sub-layers, each ``x + sublayer(norm(x))`` (pre) or ``norm(x + sublayer(x))`` (post).
 
@@ -91,7 +114,7 @@ class TransformerBlock(nn.Module):
           x: residual stream [B, T, embed_dim], or the two streams of a reversible stack: the attentions read the
             second and are added to the first, the feed-forward reads the first and is added to the second.
           inputs: positions, masks, bias and memory.
-          cache: self-attention cache stacked over depth.
+          cache: self-attention cache stacked over depth; a ``BlockCache`` of such where there is a convolution.
           layer: index of this block in it.
           memory: cross-attention keys and values projected before, in place of ``inputs.memory``.
           deterministic: switches dropout off.
@@ -101,26 +124,34 @@ class TransformerBlock(nn.Module):
           What was given as ``x``, changed, and a ``BlockAux``.
         """
 
+        parts = cache if isinstance(cache, BlockCache) else None
+
         def attend(hidden: Array) -> tuple[Array, Array, BlockAux]:
             return self.attend(
                 hidden,
                 inputs,
-                cache=cache,
+                cache=cache if parts is None else parts.attention,
                 layer=layer,
                 memory=memory,
                 deterministic=deterministic,
                 return_weights=return_weights,
             )
 
+        def feed(hidden: Array) -> tuple[Array, Array, BlockAux]:
+            before = None if parts is None else parts.convolution
+            return self.feed(hidden, inputs, cache=before, layer=layer, deterministic=deterministic)
+
         if isinstance(x, tuple):
             first, second = x
             _, change, aux = attend(second.astype(self.config.compute_dtype))
             first = first + change.astype(first.dtype)
-            _, change, more = self.feed(first.astype(self.config.compute_dtype), inputs, deterministic=deterministic)
+            _, change, more = feed(first.astype(self.config.compute_dtype))
             x = first, second + change.astype(second.dtype)
         else:
             x, _, aux = attend(x)
-            x, _, more = self.feed(x, inputs, deterministic=deterministic)
+            x, _, more = feed(x)
+        if parts is not None:
+            aux = aux._replace(cache=BlockCache(aux.cache, more.cache))
         losses, state, metrics = aux.losses | more.losses, aux.state | more.state, aux.metrics | more.metrics
         return x, aux._replace(losses=losses, state=state, metrics=metrics)
 
@@ -188,13 +219,27 @@ class TransformerBlock(nn.Module):
 
     @nn.compact
     def feed(
-        self, x: Float[Array, "B T D"], inputs: BlockInputs, *, deterministic: bool = True
+        self,
+        x: Float[Array, "B T D"],
+        inputs: BlockInputs,
+        *,
+        cache: ConvolutionCache | None = None,
+        layer: Any = None,
+        deterministic: bool = True,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"], BlockAux]:
-        """The feed-forward sub-layer, whose variables' names begin with ``mlp``; returns as ``attend`` does."""
+        """The feed-forward sub-layer, whose variables' names begin with ``mlp``; returns as ``attend`` does.
+
+        ``cache`` is the convolution's.
+        """
         losses: dict[str, Array] = {}
         metrics: dict[str, tuple[Array, Array]] = {}
 
         def feed_forward(hidden: Array) -> Array:
+            nonlocal cache
+            if self.config.convolution_width is not None:
+                hidden, cache = self._convolution(self.config.convolution_width)(
+                    hidden, key_mask=inputs.key_mask, segments=inputs.segments, cache=cache, layer=layer
+                )
             if self.config.num_experts is None:
                 return self._feed_forward()(hidden, deterministic=deterministic)
             out = self._experts()(hidden, key_mask=_real_tokens(inputs), deterministic=deterministic)
@@ -203,7 +248,7 @@ class TransformerBlock(nn.Module):
             return out.output
 
         x, change = self._residual("mlp", feed_forward, x, deterministic)
-        return x, change, BlockAux(losses=losses, state={}, cache=None, weights={}, metrics=metrics)
+        return x, change, BlockAux(losses=losses, state={}, cache=cache, weights={}, metrics=metrics)
 
     def _residual(
         self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool
@@ -253,6 +298,17 @@ class TransformerBlock(nn.Module):
             kernel_init=make_kernel_init(config),
             out_kernel_init=make_kernel_init(config, self.residual_additions),
             name="mlp",
+        )
+
+    def _convolution(self, width: int) -> DepthwiseConvolution:
+        config = self.config
+        return DepthwiseConvolution(
+            width=width,
+            causal=self.causal,
+            use_bias=config.use_bias,
+            dtype=config.compute_dtype,
+            param_dtype=config.parameter_dtype,
+            name="mlp_convolution",
         )
 
     def _experts(self) -> MixtureOfExperts:

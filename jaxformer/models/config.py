@@ -12,6 +12,7 @@ from jaxformer.functional import DISPATCHES
 from jaxformer.layers import ACTIVATIONS, check_heads
 from jaxformer.models.attention_choice import AttentionChoice, check_attentions, choose_attentions, freeze
 from jaxformer.models.expert_settings import check_mixture
+from jaxformer.models.universal_settings import UNIVERSAL_CHOICES, check_universal
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "relative", "none")
@@ -60,6 +61,23 @@ class TransformerConfig:
       cross_attention: the same for the attention from decoder to encoder; one name.
       attention_scale: factor on attention logits (None = 1/sqrt(head_dim)).
       mlp_chunk_size: positions of the feed-forward layer computed at a time (None = all).
+      convolution_width: positions mixed by a depthwise convolution in front of the feed-forward layer, which makes it a
+        separable convolution (causal in decoders, where it sees that many positions up to its own); None = none.
+      stack: ``plain`` (blocks with parameters of their own) or ``universal`` (Universal Transformer: one block's
+        parameters in num_layers steps; vectors of positions are added at every step).
+      step_embedding: of a universal stack: ``sinusoidal`` (the number of the step as a vector, added at every step)
+        or ``none``.
+      random_position_start: in training every row's positions begin at a number of tokens drawn from 0 to this one,
+        so that sinusoidal positions longer than the training rows are known.
+      halting: of a universal stack: ``none`` (all positions make num_layers steps) or ``act`` (adaptive computation
+        time: each halts by itself, after num_layers steps at most).
+      halting_threshold: sum of halting probabilities at which a position halts [1 - epsilon].
+      halting_mix: how a position's steps make its output: ``weighted`` (Graves 2016) or ``exponential``
+        (tensor2tensor).
+      halting_bias_init: the halting unit's bias at the start; the larger, the fewer steps.
+      ponder_weight: factor of the ponder cost, in loss per step.
+      early_exit: calls that are deterministic and return no weights end when all positions have halted: equal output
+        for less work, but without gradient.
       num_experts: feed-forward layers of a block among which a router chooses for each token [E]; None = one layer
         and no router.
       experts_per_token: experts that a token uses [K].
@@ -114,6 +132,16 @@ class TransformerConfig:
     cross_attention: str = "dense"
     attention_scale: float | None = None
     mlp_chunk_size: int | None = None
+    convolution_width: int | None = None
+    stack: str = "plain"
+    step_embedding: str = "none"
+    random_position_start: int = 0
+    halting: str = "none"
+    halting_threshold: float = 0.99
+    halting_mix: str = "weighted"
+    halting_bias_init: float = 1.0
+    ponder_weight: float = 0.01
+    early_exit: bool = False
     num_experts: int | None = None
     experts_per_token: int = 1
     expert_capacity_factor: float | None = None
@@ -139,9 +167,10 @@ class TransformerConfig:
             object.__setattr__(self, "attention", tuple(self.attention))
         object.__setattr__(self, "attention_args", freeze(self.attention_args))
         check_attentions(self)
+        check_universal(self)
         for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
             _check_count(name, getattr(self, name))
-        for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size"):
+        for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size", "convolution_width"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         check_heads(self.embed_dim, self.num_heads, self.kv_heads, self.head_dim)
@@ -205,6 +234,7 @@ _CHOICES = {
     "kernel_init": KERNEL_INITS,
     "dtype": DTYPES,
     "param_dtype": DTYPES,
+    **UNIVERSAL_CHOICES,
 }
 
 

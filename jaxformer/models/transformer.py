@@ -15,11 +15,13 @@ from jaxformer.layers import (
     RelativePositionBias,
     SinusoidalPositionEmbedding,
     TokenEmbedding,
+    init_convolution_cache,
 )
 from jaxformer.models.attention_choice import AttentionChoice
-from jaxformer.models.block import BlockAux, BlockInputs, make_kernel_init, make_norm
+from jaxformer.models.block import BlockAux, BlockCache, BlockInputs, make_kernel_init, make_norm
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.stack import Stack, project_memories
+from jaxformer.models.universal import UniversalStack, project_tied_memory
 
 
 class TransformerOutput(NamedTuple):
@@ -27,7 +29,8 @@ class TransformerOutput(NamedTuple):
 
     Attributes:
       logits: float32 [B, L, vocab_size] (or [B, K, vocab_size] of the selected positions).
-      aux: auxiliary losses, state, cache and attention weights of the (decoder's) stack.
+      aux: auxiliary losses, metrics, state, cache and attention weights of the (decoder's) stack; an encoder's losses
+        and metrics beside them, under names that begin with ``encoder_``.
     """
 
     logits: Array
@@ -42,7 +45,7 @@ class DecoderCache:
     Attributes:
       layers: the attention's caches, stacked over depth; a tuple where the layers go through several attentions.
       index: int32 [], slots written so far (padding included).
-      memory: cross-attention keys and values of every layer, or None.
+      memory: cross-attention keys and values of every layer (a universal stack's: of all steps), or None.
       memory_mask: bool [B, S] of the encoder's output, or None.
     """
 
@@ -73,26 +76,35 @@ class Side(nn.Module):
         x: Float[Array, "B T D"],
         inputs: BlockInputs,
         *,
+        shift: Int[Array, "B"] | None = None,
         cache: DecoderCache | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
     ) -> tuple[Array, BlockAux]:
-        """Embedded tokens [B, T, embed_dim] to final hidden states of the same shape, and the stack's ``BlockAux``."""
+        """Embedded tokens [B, T, embed_dim] to final hidden states of the same shape, and the stack's ``BlockAux``.
+
+        ``shift`` is added to the positions of each row where they are vectors, and only there.
+        """
         config = self.config
         if cache is not None and inputs.positions is None:
             inputs = inputs._replace(positions=cache.index + _arange(x))
         positions = _arange(x) if inputs.positions is None else inputs.positions
-        x = self._add_positions(x, positions)
+        coordinates = self._coordinates(positions if shift is None else positions + shift[:, None])
+        universal = config.stack == "universal"
+        if coordinates is not None and not universal:
+            x = x + coordinates
         x = nn.Dropout(config.dropout_rate, name="embedding_dropout")(x, deterministic=deterministic)
         memory = None
         if cache is not None and cache.memory is not None:
             memory, inputs = cache.memory, inputs._replace(memory_mask=cache.memory_mask)
-        stack = Stack(config, self.num_layers, causal=self.causal, cross=self.cross, name="stack")
+        make: Any = UniversalStack if universal else Stack
+        stack = make(config, self.num_layers, causal=self.causal, cross=self.cross, name="stack")
         # The blocks' parameters stand directly under this side's name: ``decoder/layers``.
         nn.share_scope(self, stack)
         x, aux = stack(
             x,
             inputs._replace(bias=self._position_bias()),
+            **({"coordinates": coordinates} if universal else {}),
             cache=None if cache is None else cache.layers,
             memory=memory,
             deterministic=deterministic,
@@ -105,7 +117,8 @@ class Side(nn.Module):
             aux = aux._replace(cache=cache)
         return x, aux
 
-    def _add_positions(self, x: Array, positions: Array) -> Array:
+    def _coordinates(self, positions: Int[Array, "B T"]) -> Float[Array, "B T D"] | None:
+        """The vectors of the positions, where they are vectors."""
         config = self.config
         if config.positions == "learned":
             init = nn.initializers.normal(config.init_stddev)
@@ -117,10 +130,10 @@ class Side(nn.Module):
                 init,
                 name="position_embedding",
             )
-            return x + table(positions)
+            return table(positions)
         if config.positions == "sinusoidal":
-            return x + SinusoidalPositionEmbedding(config.embed_dim, config.compute_dtype)(positions)
-        return x
+            return SinusoidalPositionEmbedding(config.embed_dim, config.compute_dtype)(positions)
+        return None
 
     def _position_bias(self) -> Any:
         config = self.config
@@ -255,20 +268,19 @@ class Transformer(nn.Module):
         if cache is not None and return_weights:
             raise ValueError("return_weights can't be given with a cache")
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
+        shift = self._draw_shift(tokens.shape[0], deterministic)
+        x = self._embed(tokens)
         if self.config.architecture == "encoder":
-            return self.encoder(self._embed(tokens), inputs, deterministic=deterministic, return_weights=return_weights)
+            return self.encoder(x, inputs, shift=shift, deterministic=deterministic, return_weights=return_weights)
+        encoder_aux = None
         if source is not None:
-            memory = self.encode(
-                source,
-                source_mask=source_mask,
-                source_positions=source_positions,
-                source_segments=source_segments,
-                deterministic=deterministic,
-            )
+            given = BlockInputs(positions=source_positions, segments=source_segments, key_mask=source_mask)
+            memory, encoder_aux = self._encode(source, given, shift, deterministic)
             inputs = inputs._replace(memory=memory, memory_mask=source_mask, memory_segments=source_segments)
-        return self.decoder(
-            self._embed(tokens), inputs, cache=cache, deterministic=deterministic, return_weights=return_weights
+        x, aux = self.decoder(
+            x, inputs, shift=shift, cache=cache, deterministic=deterministic, return_weights=return_weights
         )
+        return x, aux if encoder_aux is None else _with_encoder(aux, encoder_aux)
 
     def encode(
         self,
@@ -280,10 +292,23 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for ``source``; arguments as for a call."""
-        self._check_length("source", source)
         inputs = BlockInputs(positions=source_positions, segments=source_segments, key_mask=source_mask)
-        memory, _ = self.encoder(self._embed(source), inputs, deterministic=deterministic)
-        return memory
+        shift = self._draw_shift(source.shape[0], deterministic)
+        return self._encode(source, inputs, shift, deterministic)[0]
+
+    def _encode(
+        self, source: Array, inputs: BlockInputs, shift: Array | None, deterministic: bool
+    ) -> tuple[Array, BlockAux]:
+        """The encoder's output and its ``BlockAux``."""
+        self._check_length("source", source)
+        return self.encoder(self._embed(source), inputs, shift=shift, deterministic=deterministic)
+
+    def _draw_shift(self, batch_size: int, deterministic: bool) -> Int[Array, "B"] | None:
+        """Where each row's positions begin in training, the same for source and target; None = at 0."""
+        longest = self.config.random_position_start
+        if deterministic or not longest:
+            return None
+        return jax.random.randint(self.make_rng("dropout"), (batch_size,), 0, longest + 1)
 
     def head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
         """Float32 logits [B, L, vocab_size] of hidden states."""
@@ -312,6 +337,9 @@ class Transformer(nn.Module):
 
         def stacked(choice: AttentionChoice) -> Any:
             one = choice.init_cache(*sizes, dtype=config.compute_dtype)
+            if config.convolution_width is not None:
+                width, dtype = config.convolution_width, config.compute_dtype
+                one = BlockCache(one, init_convolution_cache(batch_size, width, config.embed_dim, dtype))
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (depth, *leaf.shape)), one)
 
         caches = tuple(stacked(choice) for choice in config.attentions)
@@ -330,7 +358,11 @@ class Transformer(nn.Module):
         Call as ``model.apply(variables, source, max_length, method="start")``.
         """
         memory = self.encode(source, source_mask=source_mask)
-        projected = project_memories(self.variables["params"]["decoder"], memory, self.config)
+        params = self.variables["params"]["decoder"]
+        if self.config.stack == "universal":
+            projected = project_tied_memory(params["block"], memory, self.config)
+        else:
+            projected = project_memories(params, memory, self.config)
         cache = self.init_cache(source.shape[0], max_length)
         return dataclasses.replace(cache, memory=projected, memory_mask=source_mask)
 
@@ -366,6 +398,13 @@ class Transformer(nn.Module):
                 f"tokens has {tokens.shape[1]} positions after the {int(cache.index)} of the cache, more than "
                 f"max_length={self.config.max_length}"
             )
+
+
+def _with_encoder(aux: BlockAux, encoder: BlockAux) -> BlockAux:
+    """The decoder's ``BlockAux`` with the encoder's losses and metrics."""
+    losses = {f"encoder_{name}": loss for name, loss in encoder.losses.items()}
+    metrics = {f"encoder_{name}": figure for name, figure in encoder.metrics.items()}
+    return aux._replace(losses={**aux.losses, **losses}, metrics={**aux.metrics, **metrics})
 
 
 def _arange(x: Array) -> Array:
