@@ -8,7 +8,8 @@ sources of the interpreter that runs it: real text on every machine, with no dow
     jaxformer train --config=language_model --workdir=runs/mine --config.data.name=text --config.data.path='books/*.txt'
     jaxformer generate --workdir=runs/language_model --prompt='def main('
 
-Argument: size=small|tiny|base, attention=<a causal one that `jaxformer list` shows>, packing=auto|packed|contiguous.
+Argument: size=small|tiny|base, attention=<a causal one that `jaxformer list` shows>, packing=auto|packed|contiguous,
+model=gpt|switch (Fedus et al. 2021: a mixture of experts in every block, of which each token uses one).
 
 size   parameters  cost                          expected
 tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
@@ -43,6 +44,22 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
     "compressed": {"stride": 4},  # tokens a slot
     "linear": {"feature_map": "elu"},
     "performer": {"num_features": 64},
+}
+
+# Fields of the model that only some models have.
+MODEL_FIELDS: dict[str, dict[str, object]] = {
+    "gpt": {},
+    "switch": {
+        "num_experts": 4,  # feed-forward layers of a block
+        "experts_per_token": 1,
+        # Tokens that an expert takes of a row in training, of experts_per_token × tokens / num_experts; None = all.
+        "expert_capacity_factor": optional(float, 1.25),
+        "expert_dispatch": "sort",  # how tokens come to experts: sort, einsum (equal)
+        "shared_expert": False,  # one more expert that every token uses
+        "balance_loss_weight": 0.01,  # keeps experts equally busy
+        "router_z_loss_weight": 0.001,  # keeps router logits small
+        "router_jitter": 0.01,  # noise of the router's input in training, fraction in [0, 1)
+    },
 }
 
 # What each size changes in the config below, by path.
@@ -88,7 +105,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """The config of a size; every knob with its unit."""
     # Those that can't be causal are known too, so that the model says why it refuses them.
     attentions = (*ATTENTION_ARGS, *sorted(set(ATTENTION) - set(ATTENTION_ARGS)))
-    chosen = parse_arg(arg, size=tuple(SIZES), attention=attentions, packing=("auto", "packed", "contiguous"))
+    packings = ("auto", "packed", "contiguous")
+    chosen = parse_arg(arg, size=tuple(SIZES), attention=attentions, packing=packings, model=tuple(MODEL_FIELDS))
     attention, packing = chosen["attention"], chosen["packing"]
     record = PATTERNS[attention] if attention in PATTERNS else ATTENTION[attention]
     if packing == "auto":
@@ -96,7 +114,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = ConfigDict()
     config.seed = 0  # of parameters, dropout and data order
     config.objective = "language_model"
-    config.model = model_config(attention)
+    config.model = model_config(chosen["model"], attention)
     config.data = data_config(packing)
     config.loss = ConfigDict()
     config.loss.label_smoothing = 0.0  # probability spread over the vocabulary, fraction in [0, 1)
@@ -108,10 +126,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return config
 
 
-def model_config(attention: str) -> ConfigDict:
+def model_config(name: str, attention: str) -> ConfigDict:
     """Shape and wiring of the network."""
     model = ConfigDict()
-    model.name = "gpt"  # a model that `jaxformer list` shows
+    model.name = name  # a model that `jaxformer list` shows
     model.vocab_size = optional(int)  # tokens; None = the tokenizer's
     model.num_layers = 4  # blocks
     model.embed_dim = 128  # features
@@ -137,6 +155,7 @@ def model_config(attention: str) -> ConfigDict:
     model.init_stddev = 0.05  # of kernels and embeddings; narrow models want more than GPT-2's 0.02
     model.dtype = "float32"  # of the computation
     model.param_dtype = "float32"
+    model.update(MODEL_FIELDS[name])
     return model
 
 

@@ -3,14 +3,17 @@
 from jaxformer.analysis.cost import attention_cost, growth_exponent, overtaking_length
 from jaxformer.analysis.costs.work import AttentionCost, Work
 from jaxformer.analysis.count import CompiledCost, compiled_cost, count_matmul_operations
+from jaxformer.analysis.experts import FeedForwardCost, feed_forward_cost
 
 __all__ = [
     "AttentionCost",
     "CompiledCost",
+    "FeedForwardCost",
     "Work",
     "attention_cost",
     "compiled_cost",
     "count_matmul_operations",
+    "feed_forward_cost",
     "growth_exponent",
     "overtaking_length",
 ]

@@ -24,7 +24,9 @@ class Table(nn.Module):
         table = self.param("table", nn.initializers.normal(1.0), (self.vocab_size, self.vocab_size))
         scale = self.param("scale", nn.initializers.ones, ())
         losses = {name: jnp.asarray(value) * scale for name, value in self.losses}
-        return SimpleNamespace(logits=table[tokens], aux=SimpleNamespace(losses=losses))
+        # Two layers counted 2 of 7 and 3 of 11.
+        metrics = {"dropped": (jnp.array([2.0, 3.0]), jnp.array([7.0, 11.0]))}
+        return SimpleNamespace(logits=table[tokens], aux=SimpleNamespace(losses=losses, metrics=metrics))
 
 
 class RunningMean(nn.Module):
@@ -35,7 +37,7 @@ class RunningMean(nn.Module):
         seen = self.variable("statistics", "seen", jnp.zeros, ())
         if not deterministic:
             seen.value = seen.value + tokens.sum()
-        return SimpleNamespace(logits=jax.nn.one_hot(tokens, 5) * 9.0, aux=SimpleNamespace(losses={}))
+        return SimpleNamespace(logits=jax.nn.one_hot(tokens, 5) * 9.0, aux=SimpleNamespace(losses={}, metrics={}))
 
 
 def batch_of(tokens, targets):
@@ -68,7 +70,7 @@ def test_targets_are_not_shifted_again():
 
         @nn.compact
         def __call__(self, tokens, *, deterministic):
-            return SimpleNamespace(logits=jax.nn.one_hot(tokens, 5) * 99.0, aux=SimpleNamespace(losses={}))
+            return SimpleNamespace(logits=jax.nn.one_hot(tokens, 5) * 99.0, aux=SimpleNamespace(losses={}, metrics={}))
 
     _, right = run(Copier(), batch_of([[3, 1, 4]], [[3, 1, 4]]))
     _, shifted = run(Copier(), batch_of([[3, 1, 4]], [[1, 4, -100]]))
@@ -83,6 +85,10 @@ def test_auxiliary_losses_enter_once_per_token_with_their_weights():
     assert float(output.loss_sum - plain.loss_sum) == pytest.approx(3 * (0.75 + 0.1 * 2.0), rel=1e-5)
     assert [float(value) for value in output.metrics["balance"]] == [3 * 0.75, 3]
     assert [float(value) for value in output.metrics["router"]] == [6.0, 3]
+
+
+def test_figures_that_the_model_counts_are_added_over_layers():
+    assert [float(value) for value in run(Table())[1].metrics["dropped"]] == [5.0, 18.0]
 
 
 def test_evaluation_is_plain_cross_entropy():

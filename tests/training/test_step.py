@@ -189,6 +189,7 @@ def test_dropout_repeats_for_a_step_and_changes_with_it():
     assert float(step(state.replace(step=jnp.int32(1)), batch)[1]["loss"]) != loss
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_stacks_take_the_same_step():
     unrolled, unrolled_step, batch = tiny_training(dropout_rate=0.3, scan_layers=False)
     _, step, _ = tiny_training(dropout_rate=0.3)
@@ -275,7 +276,8 @@ class FixedLosses(nn.Module):
     @nn.compact
     def __call__(self, tokens, *, deterministic):
         rest = jnp.log(2.0**tokens - 1.0)
-        return SimpleNamespace(logits=jnp.stack([jnp.zeros_like(rest), rest], -1), aux=SimpleNamespace(losses={}))
+        aux = SimpleNamespace(losses={}, metrics={})
+        return SimpleNamespace(logits=jnp.stack([jnp.zeros_like(rest), rest], -1), aux=aux)
 
 
 def test_evaluation_sums_give_perplexity_over_tokens():
