@@ -5,7 +5,8 @@ from collections.abc import Callable
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.gpt import GPT_SIZES, gpt
-from jaxformer.models.stack import Stack, stack_layers, unstack_layers
+from jaxformer.models.stack import Stack
+from jaxformer.models.stack_layout import stack_layers, unstack_layers
 from jaxformer.models.switch import SWITCH_SIZES, switch
 from jaxformer.models.transformer import DecoderCache, Transformer, TransformerOutput
 from jaxformer.models.universal import UniversalStack

@@ -12,6 +12,7 @@ from jaxformer.functional import DISPATCHES
 from jaxformer.layers import ACTIVATIONS, check_heads
 from jaxformer.models.attention_choice import AttentionChoice, check_attentions, choose_attentions, freeze
 from jaxformer.models.expert_settings import check_mixture
+from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
 from jaxformer.models.universal_settings import UNIVERSAL_CHOICES, check_universal
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
@@ -19,7 +20,7 @@ POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "relative", "none")
 NORMS = ("layer", "rms")
 NORM_PLACEMENTS = ("pre", "post")
 KERNEL_INITS = ("normal", "xavier_uniform")
-REMAT_POLICIES = ("none", "full", "dots", "dots_no_batch")
+REMAT_POLICIES = ("none", "full", "sqrt", "dots", "dots_no_batch")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -88,9 +89,14 @@ class TransformerConfig:
       balance_loss_weight: factor of the loss that balances experts, summed over layers [alpha]; 0 = none.
       router_z_loss_weight: factor of the loss that keeps router logits small, summed over layers; 0 = none.
       router_jitter: in training the router's input is multiplied by noise in [1 - jitter, 1 + jitter].
+      residual: ``plain``, or ``reversible`` (two residual streams, so that the memory for gradients does not grow with
+        num_layers; for one more evaluation of every layer; pre-norm only).
+      residual_merge: how the output is made of a reversible stack's two streams: ``mean``, or ``concatenate`` (twice
+        as wide; without tied embeddings).
       scan_layers: one compiled block scanned over stacked parameters, or an unrolled stack.
-      remat: what the backward pass recomputes: ``none`` (nothing), ``full`` (each block), ``dots`` (all but matrix
-        products), ``dots_no_batch`` (all but matrix products without batch dimensions).
+      remat: what the backward pass recomputes: ``none`` (nothing), ``full`` (each block), ``sqrt`` (each block,
+        and between groups of about sqrt(num_layers) blocks their inputs too; unrolled as ``full``), ``dots`` (all but
+        matrix products), ``dots_no_batch`` (all but matrix products without batch dimensions).
       kernel_init: ``normal`` (of ``init_stddev``) or ``xavier_uniform``.
       init_stddev: standard deviation of normal kernels and of embeddings.
       scale_residual_init: divide the initial scale of projections into the residual stream by sqrt(number of
@@ -150,6 +156,8 @@ class TransformerConfig:
     balance_loss_weight: float = 0.01
     router_z_loss_weight: float = 0.001
     router_jitter: float = 0.0
+    residual: str = "plain"
+    residual_merge: str = "mean"
     scan_layers: bool = True
     remat: str = "none"
     kernel_init: str = "normal"
@@ -168,6 +176,7 @@ class TransformerConfig:
         object.__setattr__(self, "attention_args", freeze(self.attention_args))
         check_attentions(self)
         check_universal(self)
+        check_residual(self)
         for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
             _check_count(name, getattr(self, name))
         for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size", "convolution_width"):
@@ -194,6 +203,11 @@ class TransformerConfig:
     def width_of_head(self) -> int:
         """Width of one head."""
         return self.head_dim or self.embed_dim // self.num_heads
+
+    @property
+    def output_dim(self) -> int:
+        """Width of the final hidden states."""
+        return 2 * self.embed_dim if self.residual_merge == "concatenate" else self.embed_dim
 
     @property
     def is_random(self) -> bool:
@@ -234,6 +248,7 @@ _CHOICES = {
     "kernel_init": KERNEL_INITS,
     "dtype": DTYPES,
     "param_dtype": DTYPES,
+    **RESIDUAL_CHOICES,
     **UNIVERSAL_CHOICES,
 }
 

@@ -1,6 +1,8 @@
-"""The one stack of blocks: scanned over stacked parameters or unrolled, with equal results and exact conversion."""
+"""The one stack of blocks: scanned over stacked parameters or unrolled, plain or reversible, with equal results."""
 
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -8,21 +10,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.functional import merge_streams, split_streams
 from jaxformer.layers import project_memory
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
+from jaxformer.models.stack_call import STATE, StackCall
+from jaxformer.models.stack_layout import interleave, is_layer, join_places, split_places, stack_layers
 
 _POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
+    "sqrt": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-
-
-STATE = "state"
-"""The collection of what is neither parameter nor cache."""
-
-_PLACE = "period_"
 
 
 class Stack(nn.Module):
@@ -32,6 +32,11 @@ class Stack(nn.Module):
     draws its randomness from ``fold_in(rng, i)``, so scanned and unrolled stacks drop the same elements. Where the
     layers go through several attentions in turn, the scan is over periods, and ``layers`` holds ``period_0``,
     ``period_1``, …, each stacked over the periods.
+
+    A reversible stack (``config.residual``) has the same parameters and two streams, both beginning as ``x``: the
+    attentions read the second and are added to the first, the feed-forward reads the first and is added to the second.
+    Its backward pass recomputes every layer's inputs from its outputs (``jaxformer.functional.reversible_stack``). With
+    a cache, projected memories or ``return_weights`` the same function is computed as a plain loop.
 
     Args:
       config: the model's configuration.
@@ -68,95 +73,89 @@ class Stack(nn.Module):
           return_weights: also return attention weights, stacked over depth.
 
         Returns:
-          The residual stream and a ``BlockAux`` whose losses, weights and metrics have a leading layer axis; its
-          state is what the blocks changed of their variables that are not parameters, laid out like them.
+          The residual stream [B, T, config.output_dim] and a ``BlockAux`` whose losses, weights and metrics have a
+          leading layer axis; its state is what the blocks changed of their variables that are not parameters, laid out
+          like them.
         """
         config = self.config
-        blocks = make_blocks(config, self.num_layers, self.causal, self.cross)
+        reversible = config.residual == "reversible"
+        call = StackCall(
+            blocks=make_blocks(config, self.num_layers, self.causal, self.cross),
+            inputs=inputs,
+            rng=self.make_rng("dropout") if config.is_random and not deterministic else None,
+            deterministic=deterministic,
+            return_weights=return_weights,
+            updating=not deterministic and self.is_mutable_collection(STATE) and not self.is_initializing(),
+        )
+        variables = self._variables(call.blocks, x)
+        streams: Any = split_streams(x) if reversible else x
+        if reversible and cache is None and memory is None and not return_weights:
+            if not config.scan_layers:
+                variables = jax.tree.map(lambda leaf: leaf[None], variables)
+            streams, outputs = call.reverse(streams, variables)
+        else:
+            carry = (streams, cache if isinstance(cache, tuple) else (cache,) * len(call.blocks))
+            run = self._scan if config.scan_layers else self._unroll
+            (streams, caches), outputs = run(call, carry, variables, memory)
+            cache = caches if isinstance(cache, tuple) else caches[0]
+        if reversible:
+            x = merge_streams(streams, config.residual_merge, x.dtype)
+        else:
+            x = streams
+        return x, _join(outputs)._replace(cache=cache, state=self._keep_state(outputs))
+
+    def _scan(self, call: StackCall, carry: Any, variables: list[Any], memory: Any) -> tuple[Any, list[BlockAux]]:
+        """All layers as a scan over periods; what comes out at each place of the period, stacked over the periods."""
+        period = len(call.blocks)
+        memory = jax.tree.map(lambda leaf: leaf.reshape(-1, period, *leaf.shape[1:]), memory)
+
+        def body(carry: Any, step: tuple[Any, Any, Any]) -> tuple[Any, list[BlockAux]]:
+            variables, index, memory = step
+            outputs = []
+            for place in range(period):
+                part = jax.tree.map(lambda leaf, place=place: leaf[place], memory)
+                carry, aux = call.apply(place, carry, variables[place], index, part)
+                outputs.append(aux)
+            return carry, outputs
+
+        steps = (variables, jnp.arange(self.num_layers // period), memory)
+        scan = _scan_groups if self.config.remat == "sqrt" else jax.lax.scan
+        return scan(recompute(self.config, body), carry, steps)
+
+    def _unroll(self, call: StackCall, carry: Any, variables: list[Any], memory: Any) -> tuple[Any, list[BlockAux]]:
+        """All layers one after the other; what comes out of each, with a leading axis of length 1."""
+        period = len(call.blocks)
+        outputs = []
+        for i in range(self.num_layers):
+            part = jax.tree.map(lambda leaf, i=i: leaf[i], memory)
+            run = recompute(self.config, functools.partial(call.apply, i % period))
+            carry, aux = run(carry, variables[i], jnp.asarray(i // period), part)
+            outputs.append(jax.tree.map(lambda leaf: leaf[None], aux))
+        return carry, outputs
+
+    def _variables(self, blocks: list[TransformerBlock], x: Array) -> list[tuple[Any, Any]]:
+        """(parameters, state) of each place of the period, stacked over the periods; unrolled, those of each layer."""
         period = len(blocks)
-        rng = self.make_rng("dropout") if config.is_random and not deterministic else None
-        updating = not deterministic and self.is_mutable_collection(STATE) and not self.is_initializing()
 
         def init(block: TransformerBlock, key: Array) -> tuple[Any, Any]:
             # Parameters depend on widths alone: one token serves, and traces fast.
             token = jnp.zeros((1, 1, x.shape[-1]), x.dtype)
-            made = block.init(key, token, BlockInputs(memory=token if self.cross else None))
+            memory = jnp.zeros((1, 1, self.config.output_dim), x.dtype) if self.cross else None
+            made = block.init(key, token, BlockInputs(memory=memory))
             return made["params"], made.get(STATE, {})
 
-        def apply(place: int, carry: tuple[Array, tuple], variables: Any, index: Any, memory: Any) -> tuple:
-            """One block: layer ``index * period + place``."""
-            x, caches = carry
-            params, state = variables
-            rngs = {} if rng is None else {"dropout": jax.random.fold_in(rng, index * period + place)}
-            applied: Any = blocks[place].apply(
-                {"params": params, STATE: state} if state else {"params": params},
-                x,
-                inputs,
-                cache=caches[place],
-                layer=index,
-                memory=memory,
-                deterministic=deterministic,
-                return_weights=return_weights,
-                rngs=rngs,
-                mutable=[STATE] if updating else False,
-            )
-            (x, aux), changed = applied if updating else (applied, {})
-            caches = (*caches[:place], aux.cache, *caches[place + 1 :])
-            return (x, caches), aux._replace(cache=None, state=changed.get(STATE, {}))
-
-        def remat(function: Any) -> Any:
-            if config.remat == "none":
-                return function
-            return jax.checkpoint(function, policy=_POLICIES[config.remat], prevent_cse=not config.scan_layers)
-
-        carry = (x, cache if isinstance(cache, tuple) else (cache,) * period)
-        if config.scan_layers:
-            stacked = self._stacked(blocks, init)
-            memory = jax.tree.map(lambda leaf: leaf.reshape(-1, period, *leaf.shape[1:]), memory)
-
-            def body(carry: Any, step: tuple[Any, Any, Any]) -> tuple[Any, list[BlockAux]]:
-                variables, index, memory = step
-                outputs = []
-                for place in range(period):
-                    part = jax.tree.map(lambda leaf, place=place: leaf[place], memory)
-                    carry, aux = apply(place, carry, variables[place], index, part)
-                    outputs.append(aux)
-                return carry, outputs
-
-            indices = jnp.arange(self.num_layers // period)
-            carry, outputs = jax.lax.scan(remat(body), carry, (stacked, indices, memory))
-            state = _name_places([aux.state for aux in outputs])
-            if jax.tree.leaves(state):
-                self.put_variable(STATE, "layers", state)
-            aux = _join(outputs, state)
-        else:
-            outputs = []
-            for i in range(self.num_layers):
-                variables = self._variables(f"layers_{i}", functools.partial(init, blocks[i % period]))
-                part = jax.tree.map(lambda leaf, i=i: leaf[i], memory)
-                run = remat(functools.partial(apply, i % period))
-                carry, aux = run(carry, variables, jnp.asarray(i // period), part)
-                if aux.state:
-                    self.put_variable(STATE, f"layers_{i}", aux.state)
-                outputs.append(aux)
-            state = {f"layers_{i}": aux.state for i, aux in enumerate(outputs) if aux.state}
-            aux = _join([jax.tree.map(lambda leaf: leaf[None], aux._replace(state={})) for aux in outputs], state)
-        x, caches = carry
-        return x, aux._replace(cache=caches if isinstance(cache, tuple) else caches[0])
-
-    def _stacked(self, blocks: list[TransformerBlock], init: Any) -> list[tuple[Any, Any]]:
-        """(parameters, state) of each place of the period, stacked over the periods."""
-        count = self.num_layers // len(blocks)
-
         def draw(key: Array) -> tuple[Any, Any]:
-            keys = jax.random.split(key, self.num_layers).reshape(count, len(blocks))
+            keys = jax.random.split(key, self.num_layers).reshape(-1, period)
             made = [jax.vmap(functools.partial(init, block))(keys[:, place]) for place, block in enumerate(blocks)]
-            return _name_places([params for params, _ in made]), _name_places([state for _, state in made])
+            return join_places([params for params, _ in made]), join_places([state for _, state in made])
 
-        params, state = self._variables("layers", draw)
-        return list(zip(_places(params, len(blocks)), _places(state, len(blocks))))
+        if self.config.scan_layers:
+            params, state = self._declare("layers", draw)
+            return list(zip(split_places(params, period), split_places(state, period)))
+        inits = [functools.partial(init, blocks[i % period]) for i in range(self.num_layers)]
+        return [self._declare(f"layers_{i}", one) for i, one in enumerate(inits)]
 
-    def _variables(self, name: str, draw: Any) -> tuple[Any, Any]:
+    def _declare(self, name: str, draw: Callable[[Array], tuple[Any, Any]]) -> tuple[Any, Any]:
         """Parameters and state of that name, drawn together at initialisation."""
         drawn = {}
 
@@ -171,29 +170,20 @@ class Stack(nn.Module):
             self.put_variable(STATE, name, drawn["state"])
         return params, drawn["state"]
 
-
-def make_blocks(config: TransformerConfig, num_layers: int, causal: bool, cross: bool) -> list[TransformerBlock]:
-    """The blocks that the layers go through in turn, without parent, to be applied to one layer's parameters."""
-    additions = num_layers * (3 if cross else 2)
-    return [
-        TransformerBlock(config, attention, causal=causal, cross=cross, residual_additions=additions, parent=None)
-        for attention in config.attentions
-    ]
-
-
-def _name_places(trees: list[Any]) -> Any:
-    """The trees of the places of a period as one: the tree itself where there is one place."""
-    if len(trees) == 1:
-        return trees[0]
-    return {f"{_PLACE}{place}": tree for place, tree in enumerate(trees) if jax.tree.leaves(tree)}
+    def _keep_state(self, outputs: list[BlockAux]) -> dict[str, Any]:
+        """Store what the blocks changed of their state, and return it by name."""
+        states = [aux.state for aux in outputs]
+        if self.config.scan_layers:
+            named = {"layers": join_places(states)}
+        else:
+            named = {f"layers_{i}": jax.tree.map(lambda leaf: leaf[0], state) for i, state in enumerate(states)}
+        named = {name: state for name, state in named.items() if jax.tree.leaves(state)}
+        for name, state in named.items():
+            self.put_variable(STATE, name, state)
+        return named
 
 
-def _places(tree: Any, period: int) -> list[Any]:
-    """The way back from ``_name_places``."""
-    return [tree] if period == 1 else [tree.get(f"{_PLACE}{place}", {}) for place in range(period)]
-
-
-def _join(outputs: list[BlockAux], state: Any) -> BlockAux:
+def _join(outputs: list[BlockAux]) -> BlockAux:
     """One ``BlockAux`` from those of the places, whose leaves have a leading axis: layers in order."""
 
     def join(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -201,11 +191,11 @@ def _join(outputs: list[BlockAux], state: Any) -> BlockAux:
         for part in parts:
             for name, leaf in part.items():
                 found.setdefault(name, []).append(leaf)
-        return {name: jax.tree.map(_interleave, *leaves) for name, leaves in found.items()}
+        return {name: jax.tree.map(interleave, *leaves) for name, leaves in found.items()}
 
     return BlockAux(
         losses=join([aux.losses for aux in outputs]),
-        state=state,
+        state={},
         cache=None,
         weights=join([aux.weights for aux in outputs]),
         metrics=join([aux.metrics for aux in outputs]),
@@ -225,60 +215,42 @@ def project_memories(params: Any, memory: Float[Array, "B S M"], config: Transfo
     """
     period = len(config.attentions)
     if "layers" not in params:
-        layers = {name: layer["cross_attention"] for name, layer in params.items() if _is_layer(name)}
+        layers = {name: layer["cross_attention"] for name, layer in params.items() if is_layer(name)}
         params = stack_layers(layers, period)
     else:
-        params = {"layers": _name_places([place["cross_attention"] for place in _places(params["layers"], period)])}
+        params = {"layers": join_places([place["cross_attention"] for place in split_places(params["layers"], period)])}
 
     def keys_and_values(layer: Any) -> tuple[Array, Array]:
         return project_memory(layer, memory, config.kv_heads, config.compute_dtype)
 
-    projected = [jax.vmap(keys_and_values)(place) for place in _places(params["layers"], period)]
-    return jax.tree.map(_interleave, *projected)
+    projected = [jax.vmap(keys_and_values)(place) for place in split_places(params["layers"], period)]
+    return jax.tree.map(interleave, *projected)
 
 
-def stack_layers(params: Any, period: int = 1) -> Any:
-    """Turn an unrolled stack's ``layers_0``, ``layers_1``, … into one ``layers`` tree with a leading layer axis.
+def _scan_groups(body: Callable, carry: Any, steps: Any) -> tuple[Any, Any]:
+    """``lax.scan`` that keeps the carry between groups of about sqrt(n) of the n steps only, and recomputes the rest.
 
-    Args:
-      params: parameters (or optimizer moments, or state) of any tree that holds unrolled stacks, nested dicts.
-      period: how many attentions the layers go through in turn.
-
-    Returns:
-      The same tree with each run of ``layers_i`` stacked in numerical order (10 after 9), one tree a place of the
-      period.
+    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, section 4.
     """
-    if not isinstance(params, dict):
-        return params
-    numbered = sorted((name for name in params if _is_layer(name)), key=lambda name: int(name.removeprefix("layers_")))
-    rest = {name: stack_layers(value, period) for name, value in params.items() if name not in numbered}
-    if not numbered:
-        return rest
-    places = [
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in numbered[place::period]))
-        for place in range(period)
+    count = jax.tree.leaves(steps)[0].shape[0]
+    size = next(size for size in range(math.isqrt(count), 0, -1) if count % size == 0)
+    groups = jax.tree.map(lambda leaf: leaf.reshape(count // size, size, *leaf.shape[1:]), steps)
+    group = jax.checkpoint(functools.partial(jax.lax.scan, body), prevent_cse=False)
+    carry, outputs = jax.lax.scan(group, carry, groups)
+    return carry, jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), outputs)
+
+
+def recompute(config: TransformerConfig, function: Callable) -> Callable:
+    """The function, whose results the backward pass recomputes as ``config.remat`` says."""
+    if config.remat == "none":
+        return function
+    return jax.checkpoint(function, policy=_POLICIES[config.remat], prevent_cse=not config.scan_layers)
+
+
+def make_blocks(config: TransformerConfig, num_layers: int, causal: bool, cross: bool) -> list[TransformerBlock]:
+    """The blocks that the layers go through in turn, without parent, to be applied to one layer's parameters."""
+    additions = num_layers * (3 if cross else 2)
+    return [
+        TransformerBlock(config, attention, causal=causal, cross=cross, residual_additions=additions, parent=None)
+        for attention in config.attentions
     ]
-    return {**rest, "layers": _name_places(places)}
-
-
-def unstack_layers(params: Any, period: int = 1) -> Any:
-    """The inverse of ``stack_layers``: split each ``layers`` tree along its leading axis."""
-    if not isinstance(params, dict):
-        return params
-    rest = {name: unstack_layers(value, period) for name, value in params.items() if name != "layers"}
-    if "layers" not in params:
-        return rest
-    split = {}
-    for place, tree in enumerate(_places(params["layers"], period)):
-        for i in range(jax.tree.leaves(tree)[0].shape[0] if jax.tree.leaves(tree) else 0):
-            split[f"layers_{i * period + place}"] = jax.tree.map(lambda leaf, i=i: leaf[i], tree)
-    return {**rest, **split}
-
-
-def _is_layer(name: str) -> bool:
-    return name.startswith("layers_") and name.removeprefix("layers_").isdigit()
-
-
-def _interleave(*leaves: Array) -> Array:
-    """Leaves of the places of a period, each stacked over periods, as one over all layers in order."""
-    return jnp.stack(leaves, 1).reshape(-1, *leaves[0].shape[1:])

@@ -182,7 +182,7 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
             self.output_head = Projection(
-                config.embed_dim,
+                config.output_dim,
                 rows,
                 use_bias=False,
                 dtype=config.compute_dtype,

@@ -12,7 +12,8 @@ from jaxformer.functional import adaptive_steps, compute_dtype, ponder_cost, sin
 from jaxformer.layers import project_memory
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock, make_kernel_init
 from jaxformer.models.config import TransformerConfig
-from jaxformer.models.stack import _POLICIES, STATE, make_blocks
+from jaxformer.models.stack import make_blocks, recompute
+from jaxformer.models.stack_call import STATE
 
 
 class UniversalStack(nn.Module):
@@ -87,7 +88,7 @@ class UniversalStack(nn.Module):
                 return (x, carry), aux
 
             steps = jnp.arange(self.num_layers, dtype=jnp.int32)
-            (x, carry), aux = jax.lax.scan(_recompute(config, body), (x, carry), steps, unroll=not config.scan_layers)
+            (x, carry), aux = jax.lax.scan(recompute(config, body), (x, carry), steps, unroll=not config.scan_layers)
         else:
             x, carry, aux = self._adaptive(x, carry, apply, locate, inputs, deterministic, return_weights)
         cache, state = carry
@@ -122,7 +123,7 @@ class UniversalStack(nn.Module):
 
         exists = _existing(inputs, x)
         out = adaptive_steps(
-            step if early_exit else _recompute(config, step),
+            step if early_exit else recompute(config, step),
             x,
             self.num_layers,
             carry=carry,
@@ -260,13 +261,6 @@ def project_tied_memory(params: Any, memory: Float[Array, "B S M"], config: Tran
       (key, value), each [B, S, num_kv_heads, head_dim].
     """
     return project_memory(params["cross_attention"], memory, config.kv_heads, config.compute_dtype)
-
-
-def _recompute(config: TransformerConfig, function: Callable) -> Callable:
-    """The function of one step with the configured recomputation."""
-    if config.remat == "none":
-        return function
-    return jax.checkpoint(function, policy=_POLICIES[config.remat], prevent_cse=not config.scan_layers)
 
 
 def _existing(inputs: BlockInputs, x: Array) -> Array:

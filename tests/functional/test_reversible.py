@@ -204,7 +204,9 @@ def reconstructed(params, x, shared):
     return np.abs(first[0] - first[1]).max() / np.abs(first[0]).max()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(jnp.float32, 1e-5), pytest.param(jnp.bfloat16, 0.1, marks=pytest.mark.slow)]
+)
 def test_the_backward_pass_finds_the_inputs_again(dtype, tolerance):
     params, x, shared = make(3)
     assert reconstructed(params, x.astype(dtype), shared) < tolerance
@@ -231,6 +233,18 @@ def test_streams_of_a_bfloat16_input_are_float32_and_lose_nothing():
 
 def _in_bfloat16(function, params, x, index, shared):
     return function(params, x.astype(jnp.bfloat16), index, shared)
+
+
+def temporaries(depth):
+    """XLA's temporary bytes of the gradient, beyond the parameters and their gradients."""
+    params, x, shared = make(depth, length=96)
+    compiled = jax.jit(functools.partial(gradients, reversible_stack, PAIR)).lower(params, x, shared).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("depth", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_depth(depth):
+    assert temporaries(depth) <= 1.02 * temporaries(4)
 
 
 def test_splits_and_merges():
