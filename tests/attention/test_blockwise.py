@@ -120,6 +120,7 @@ def test_blocks_that_masks_hide_are_not_computed():
     np.testing.assert_array_equal(output, dense_attention(query, key, value, **given)[:, :4])
 
 
+@pytest.mark.slow
 def test_reverse_over_reverse_works():
     case = draw(batch=1, queries=5, keys=5, heads=2, kv_heads=1, head_dim=3, value_dim=3, causal=True)
 

@@ -61,7 +61,9 @@ def test_weights_are_products_of_the_papers_features(features):
     np.testing.assert_allclose(jax.jit(chunked)(query, key, value), want, atol=1e-5)
 
 
-@pytest.mark.parametrize("orthogonal", [False, True], ids=["independent", "orthogonal"])
+@pytest.mark.parametrize(
+    "orthogonal", [pytest.param(False, marks=pytest.mark.slow), True], ids=["independent", "orthogonal"]
+)
 def test_the_estimate_of_the_softmax_kernel_is_unbiased(orthogonal):
     query, key, _ = draw(0.6, length=3, heads=1, kv_heads=1)
     drawn = jax.jit(jax.vmap(lambda rng: draw_features(rng, 8, 6, orthogonal=orthogonal)))

@@ -167,7 +167,7 @@ def test_batches_hold_every_pair_once_and_no_token_twice():
         assert (np.diff(np.sort(keys)) >= 256).all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_chosen_and_added_tokens_are_seen_once_by_all(causal):
     """With padding and documents: chosen tokens obey them, added tokens do not."""
     key_mask = np.random.default_rng(2).random((2, LENGTH)) < 0.8

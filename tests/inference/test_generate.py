@@ -25,8 +25,8 @@ def greedy_by_full_pass(full_pass, model, params, prompt, num_tokens, penalty=1.
         {},
         {"positions": "rotary", "num_kv_heads": 1, "norm": "rms", "activation": "swiglu", "use_bias": False},
         {"positions": "alibi", "scan_layers": False},
-        {"positions": "relative", "tie_embeddings": False},
-        {"positions": "sinusoidal", "norm_placement": "post"},
+        pytest.param({"positions": "relative", "tie_embeddings": False}, marks=pytest.mark.slow),
+        pytest.param({"positions": "sinusoidal", "norm_placement": "post"}, marks=pytest.mark.slow),
     ],
     ids=lambda fields: fields.get("positions", "learned"),
 )

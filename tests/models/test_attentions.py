@@ -124,6 +124,7 @@ def taking_turns(scan_layers):
     return gpt(**{**SHAPE, **TURNS}, init_stddev=0.3, scan_layers=scan_layers)
 
 
+@pytest.mark.slow
 def test_layers_that_take_turns_agree_scanned_and_unrolled(repeating):
     scanned, unrolled = taking_turns(True), taking_turns(False)
     params = scanned.init(jax.random.key(0), repeating)["params"]
@@ -156,7 +157,7 @@ def test_layers_that_take_turns_agree_scanned_and_unrolled(repeating):
     assert (weights[1::2, :, :, 10, :8] > 0).all()
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_layers_that_take_turns_decode_as_they_attend(scan_layers, repeating):
     model = taking_turns(scan_layers)
     tokens = repeating[:, :7]

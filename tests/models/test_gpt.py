@@ -39,7 +39,14 @@ def _tokens(batch, length, seed=0):
     return jax.random.randint(jax.random.key(seed), (batch, length), 0, SHAPE["vocab_size"])
 
 
-@pytest.fixture(scope="module", params=sorted(VARIANTS))
+# Every run tests three of them; the others differ from these in their positions alone.
+FIRST = ("gpt2", "modern", "relative")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in sorted(VARIANTS)],
+)
 def model_and_params(request):
     model = gpt(**VARIANTS[request.param])
     params = init_params(model, _tokens(1, 4))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxformer.layers import MultiHeadAttention
@@ -36,6 +37,7 @@ def test_a_module_trains_inside_nnx():
     assert sum(float(jnp.abs(leaf).sum()) > 0 for leaf in moved) >= 8
 
 
+@pytest.mark.slow
 def test_a_whole_model_gives_the_same_logits_inside_nnx():
     model = gpt(vocab_size=13, num_layers=2, embed_dim=12, num_heads=3, max_length=8)
     tokens = jnp.array([[1, 2, 3, 4, 5]])

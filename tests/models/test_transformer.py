@@ -32,7 +32,12 @@ def _encoder_decoder(**fields):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"positions": "relative", "norm": "rms"}, {"num_kv_heads": 1, "num_encoder_layers": 1}]
+    "fields",
+    [
+        {"positions": "relative", "norm": "rms"},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"num_kv_heads": 1, "num_encoder_layers": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_source_padding_changes_nothing(fields):
     model, variables = _encoder_decoder(**fields)
@@ -45,7 +50,14 @@ def test_source_padding_changes_nothing(fields):
         np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"positions": "relative"}, {"positions": "rotary", "scan_layers": False}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"positions": "relative"},
+        {"positions": "rotary", "scan_layers": False},
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+)
 def test_cached_decoding_from_an_encoded_source_equals_the_full_pass(fields):
     model, variables = _encoder_decoder(**fields)
     source, tokens = _ids(2, 5), _ids(2, 7, seed=1)
