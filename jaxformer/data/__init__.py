@@ -1,33 +1,57 @@
-"""Text to batches: tokenizers, datasets, packing and pipelines (NumPy and grain; no model, no device)."""
+"""Text, tasks and pictures to batches: tokenizers, datasets, packing and pipelines (NumPy and grain; no device)."""
 
+from jaxformer.data.algorithmic import AlgorithmicData, TaskExamples, TaskRows, load_algorithmic_data
 from jaxformer.data.baselines import lzma_bits_per_byte, unigram_loss
 from jaxformer.data.byte_tokenizer import ByteTokenizer
 from jaxformer.data.datasets import DATASETS, Documents, load_documents
 from jaxformer.data.language_model import LanguageModelData, load_language_model_data
 from jaxformer.data.packing import IGNORE_LABEL, Batch, TokenRows, check_ids, pack_documents, stream_documents
-from jaxformer.data.pipeline import BatchIterator, Rows, eval_batches, train_batches
+from jaxformer.data.pictures import PICTURES, Pictures, contact_sheet, load_digits, load_images, write_png
+from jaxformer.data.pipeline import BatchIterator, Examples, Rows, eval_batches, train_batches
+from jaxformer.data.pixels import PixelData, PixelRows, load_pixel_data
+from jaxformer.data.sources import Data, data_loader
 from jaxformer.data.splits import limit_bytes, split_documents
 from jaxformer.data.subword_tokenizer import SubwordTokenizer
+from jaxformer.data.symbol_tokenizer import SymbolTokenizer
+from jaxformer.data.tasks import TASKS, Task
 from jaxformer.data.tokenizer_training import train_tokenizer, train_tokenizer_from_files
 from jaxformer.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
     "DATASETS",
     "IGNORE_LABEL",
+    "PICTURES",
+    "TASKS",
+    "AlgorithmicData",
     "Batch",
     "BatchIterator",
     "ByteTokenizer",
+    "Data",
     "Documents",
+    "Examples",
     "LanguageModelData",
+    "Pictures",
+    "PixelData",
+    "PixelRows",
     "Rows",
     "SubwordTokenizer",
+    "SymbolTokenizer",
+    "Task",
+    "TaskExamples",
+    "TaskRows",
     "TokenRows",
     "Tokenizer",
     "check_ids",
+    "contact_sheet",
+    "data_loader",
     "eval_batches",
     "limit_bytes",
+    "load_algorithmic_data",
+    "load_digits",
     "load_documents",
+    "load_images",
     "load_language_model_data",
+    "load_pixel_data",
     "load_tokenizer",
     "lzma_bits_per_byte",
     "pack_documents",
@@ -37,4 +61,5 @@ __all__ = [
     "train_tokenizer",
     "train_tokenizer_from_files",
     "unigram_loss",
+    "write_png",
 ]

@@ -48,6 +48,29 @@ class LanguageModelData:
         return digest.hexdigest()
 
     @property
+    def max_length(self) -> int:
+        """Tokens of the longest row."""
+        return self.train_rows.length
+
+    @property
+    def buckets(self) -> dict[str, TokenRows]:
+        """Rows that are evaluated apart by name: none here."""
+        return {}
+
+    @property
+    def bits_per(self) -> dict[str, int]:
+        """What bits of the whole validation text are divided by, by the figure's name."""
+        return {"bits_per_byte": self.validation_bytes}
+
+    @property
+    def baselines(self) -> str:
+        """A line on what predictors that need no model reach on the validation text; takes up to a second."""
+        return (
+            f"for scale, on the validation text: unigram entropy {self.unigram_loss:.4f} nats per token = "
+            f"{self.unigram_bits_per_byte:.4f} bits per byte; lzma {self.lzma_bits_per_byte:.4f} bits per byte"
+        )
+
+    @property
     def validation_bytes(self) -> int:
         """UTF-8 bytes of the validation text: what bits per byte divide by."""
         return self.validation_documents.num_bytes

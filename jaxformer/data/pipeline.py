@@ -21,6 +21,14 @@ class Rows(Protocol):
 
 
 @runtime_checkable
+class Examples(Protocol):
+    """Rows of one shape without end, each made from a seed and its index, as ``TaskExamples``."""
+
+    def batch(self, seed: int, indices: Integer[np.ndarray, " B"]) -> Batch:
+        """Rows by index, any from 0 on."""
+
+
+@runtime_checkable
 class BatchIterator(Protocol):
     """What the pipelines return: grain's ``DatasetIterator``, made ready ahead by a thread, never by a process."""
 
@@ -42,7 +50,7 @@ class BatchIterator(Protocol):
 
 
 def train_batches(
-    rows: Rows,
+    rows: Rows | Examples,
     *,
     batch_size: int,
     seed: int,
@@ -52,14 +60,15 @@ def train_batches(
 ) -> BatchIterator:
     """Batches without end, over epochs that are each shuffled anew.
 
-    Epoch e is a permutation of all rows that depends on (seed, e) alone, and batches run on over the end of an epoch,
+    Examples without end have no epochs: batch k is examples k * batch_size to (k + 1) * batch_size - 1. Of rows, epoch
+    e is a permutation of all rows that depends on (seed, e) alone, and batches run on over the end of an epoch,
     so in each epoch each row comes exactly once. Batch k is the same rows in the same order for any number of
     processes: process i gets the i-th part of it.
 
     Args:
-        rows: the rows.
+        rows: the rows, or examples without end.
         batch_size: rows of a batch over all processes.
-        seed: of the shuffles, at least 0.
+        seed: of the shuffles, or of the examples; at least 0.
         process_index: which part of each batch.
         process_count: number of parts; divides batch_size.
         prefetch: batches made ready in the background; 0 = none.
@@ -70,11 +79,13 @@ def train_batches(
     Raises:
         ValueError: a number is out of range, or there are no rows.
     """
-    if not len(rows):
+    if isinstance(rows, Rows) and not len(rows):
         raise ValueError("there are no rows to train on: the training documents are empty.")
     if seed < 0:
         raise ValueError(f"seed is {seed}, must be at least 0.")
     part = _part(batch_size, process_index, process_count)
+    if not isinstance(rows, Rows):
+        return _iterate(_ExampleBatches(rows, batch_size, part, seed), prefetch)
     return _iterate(_Batches(rows, batch_size, part, seed), prefetch)
 
 
@@ -146,7 +157,24 @@ class _Batches:
         return np.argsort(random, kind="stable")
 
 
-def _iterate(batches: _Batches, prefetch: int) -> BatchIterator:
+class _ExampleBatches:
+    """The same for examples without end, which need no order."""
+
+    def __init__(self, examples: Examples, batch_size: int, part: slice, seed: int):
+        self._examples = examples
+        self._batch_size = batch_size
+        self._part = part
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, number: int) -> Batch:
+        wanted = np.arange(number * self._batch_size, (number + 1) * self._batch_size)[self._part]
+        return self._examples.batch(self._seed, wanted)
+
+
+def _iterate(batches: _Batches | _ExampleBatches, prefetch: int) -> BatchIterator:
     if prefetch < 0:
         raise ValueError(f"prefetch is {prefetch}, must be at least 0.")
     import grain

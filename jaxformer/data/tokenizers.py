@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, and any ``tokenizer.json`` of the `tokenizers` library."""
+"""Text to token ids and back: bytes, named symbols, and any ``tokenizer.json`` of the `tokenizers` library."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxformer.data.byte_tokenizer import BYTES_FILE, ByteTokenizer
 from jaxformer.data.subword_tokenizer import SubwordTokenizer
+from jaxformer.data.symbol_tokenizer import SYMBOLS, SymbolTokenizer
 from jaxformer.data.tokenizer_files import config_file
 
 
@@ -27,11 +28,11 @@ class Tokenizer(Protocol):
 
     @property
     def bos_id(self) -> int | None:
-        """Id that starts a document; None where the vocabulary has neither a start nor an end."""
+        """Id that starts a document; None where the vocabulary has none."""
 
     @property
     def eos_id(self) -> int | None:
-        """Id that ends a document; None where the vocabulary has neither a start nor an end."""
+        """Id that ends a document; None where the vocabulary has none."""
 
     @property
     def pad_id(self) -> int:
@@ -54,7 +55,7 @@ class Tokenizer(Protocol):
         """Writes what ``load_tokenizer`` reads: the file, or ``tokenizer.json`` in the folder."""
 
 
-def load_tokenizer(source: str | os.PathLike[str]) -> ByteTokenizer | SubwordTokenizer:
+def load_tokenizer(source: str | os.PathLike[str]) -> ByteTokenizer | SubwordTokenizer | SymbolTokenizer:
     """Loads a tokenizer.
 
     Args:
@@ -75,8 +76,11 @@ def load_tokenizer(source: str | os.PathLike[str]) -> ByteTokenizer | SubwordTok
         raise ValueError(f'tokenizer {str(source)!r} is not "bytes", a tokenizer.json, or a folder that holds one.')
     try:
         text = file.read_text(encoding="utf-8")
-        if json.loads(text) == BYTES_FILE:
+        content = json.loads(text)
+        if content == BYTES_FILE:
             return ByteTokenizer()
+        if isinstance(content, dict) and content.get("jaxformer_tokenizer") == SYMBOLS:
+            return SymbolTokenizer.restore(content)
     except ValueError as error:
         raise ValueError(f"{file} is not a tokenizer.json: {error}.") from error
     import tokenizers
