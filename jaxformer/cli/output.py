@@ -20,12 +20,13 @@ def print_result(figures: Mapping[str, Any], *, once: bool = False) -> None:
 
         if jax.process_index() > 0:
             return
-    strict = {name: None if _not_finite(value) else value for name, value in figures.items()}
-    print(json.dumps(strict), flush=True)
+    print(json.dumps(_strict(figures)), flush=True)
 
 
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _strict(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def keep_stdout_for_results() -> None:

@@ -1,4 +1,4 @@
-"""List what a config may name: experiments, attentions, models, datasets, objectives, optimizers, schedules."""
+"""List what a config may name: experiments, attentions, models, data, objectives, optimizers, schedules."""
 
 import argparse
 

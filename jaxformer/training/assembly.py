@@ -18,27 +18,36 @@ from jaxformer.training.nearest import nearest
 from jaxformer.training.objectives import OBJECTIVES, Objective
 from jaxformer.training.optimizers import DecayReport, make_optimizer
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.schedules import make_schedule
 from jaxformer.training.sharding import state_shardings
 from jaxformer.training.state import TrainState, abstract_params, abstract_state
 from jaxformer.training.step import TrainStep, jit_train_step, make_train_step
 
 
-def load_data(config: ConfigDict, **changes: Any) -> Any:
+def load_data(config: ConfigDict, directory: RunDirectory | None = None) -> Any:
     """Loads the run's rows and tokenizer.
 
     Args:
-      config: the whole config; `config.data` is splatted into the loader.
-      **changes: arguments of the loader in place of the config's.
+      config: the whole config; `config.data` is splatted into the loader that its name stands for.
+      directory: that of a run that has begun: its own copy of the tokenizer is read.
 
     Returns:
-      A `jaxformer.data.LanguageModelData`.
+      A `jaxformer.data.Data`.
     """
-    from jaxformer.data import load_language_model_data
+    from jaxformer.data import data_loader
 
+    loader = data_loader(config.data.name)
     arguments = {name: value for name, value in config.data.items() if name != "prefetch"}
-    check_fields("data", arguments, load_language_model_data)
-    return load_language_model_data(**{**arguments, **changes})
+    check_fields("data", arguments, loader)
+    if directory is not None and "tokenizer" in arguments:
+        arguments["tokenizer"] = directory.tokenizer(arguments["tokenizer"])
+    return loader(**arguments)
+
+
+def tokenizer_name(config: ConfigDict) -> str:
+    """What a run's tokenizer was made from: "bytes", a file, or the name of data that bring their own."""
+    return config.data.tokenizer if "tokenizer" in config.data else config.data.name
 
 
 def check_fields(section: str, fields: Mapping[str, Any], function: Callable) -> None:
@@ -67,17 +76,31 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
             f"config.model.vocab_size is {config.model.vocab_size}, must be at least the tokenizer's "
             f"{data.tokenizer.vocab_size}, or None"
         )
+    if config.data.length is None:
+        decided["data.length"] = data.train_rows.length
     if config.model.max_length is None:
-        decided["model.max_length"] = config.data.length
-    elif config.model.max_length < config.data.length:
+        decided["model.max_length"] = data.max_length
+    elif config.model.max_length < data.max_length:
+        longest = "config.data.length" if config.data.length == data.max_length else "the tokens of the longest row"
         raise ConfigError(
-            f"config.model.max_length is {config.model.max_length}, must be at least config.data.length = "
-            f"{config.data.length}, or None"
+            f"config.model.max_length is {config.model.max_length}, must be at least {longest} = "
+            f"{data.max_length}, or None"
         )
+    decided |= decided_strides(config, data)
     if config.schedule.decay_steps is None:
         # A run shorter than its warm-up just ends within it.
         decided["schedule.decay_steps"] = max(config.train.steps, config.schedule.warmup_steps + 1)
     return decided
+
+
+def decided_strides(config: ConfigDict, data: Any) -> dict[str, object]:
+    """The stride of an attention that leaves it to the data (None): the tokens of a row of a picture."""
+    arguments = config.model.attention_args
+    if "stride" not in arguments or arguments.stride is not None:
+        return {}
+    if not hasattr(data, "row_length"):
+        raise ConfigError("config.model.attention_args.stride is None, which only pictures decide; give a number")
+    return {"model.attention_args.stride": data.row_length}
 
 
 def make_model(config: ConfigDict) -> nn.Module:
@@ -100,8 +123,9 @@ def check_packing(config: ConfigDict, model: nn.Module) -> None:
     Raises:
       ConfigError: as said.
     """
-    for choice in model.config.attentions if isinstance(model, Transformer) else ():
-        if config.data.packing == "packed" and not choice.packing:
+    packed = "packing" in config.data and config.data.packing == "packed"
+    for choice in model.config.attentions if packed and isinstance(model, Transformer) else ():
+        if not choice.packing:
             raise ConfigError(
                 f"config.data.packing is 'packed', but attention={choice.name!r} can't keep packed documents apart; "
                 "it must be 'contiguous'"

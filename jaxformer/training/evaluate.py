@@ -1,4 +1,4 @@
-"""Evaluation: loss, perplexity and bits per byte over all tokens exactly once."""
+"""Evaluation: loss, perplexity and bits per byte or dimension over all tokens exactly once."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ def evaluate(
     model_state: Any,
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
-    num_bytes: int,
+    bits_per: Mapping[str, int],
 ) -> dict[str, float]:
     """Evaluates over all supervised tokens of some batches, each once; a mean over tokens, never over batches.
 
@@ -30,10 +30,11 @@ def evaluate(
       model_state: the model's other variables.
       batches: this process's part of each batch, all of one shape; what only fills up has target -100.
       mesh: the mesh.
-      num_bytes: bytes of the text whose tokens are evaluated.
+      bits_per: what the bits of all these tokens are divided by, by the figure's name: ``bits_per_byte``, the bytes of
+        the text.
 
     Returns:
-      loss (nats per token), perplexity, bits_per_byte, tokens (how many), and the objective's own means.
+      loss (nats per token), perplexity, the figures of ``bits_per``, tokens (how many), and the objective's own means.
 
     Raises:
       ValueError: there is no supervised token.
@@ -52,15 +53,13 @@ def evaluate(
         if name.endswith("_sum")
     }
     perplexity = math.exp(loss) if loss < 700.0 else math.inf
-    bits_per_byte = loss_sum / math.log(2.0) / num_bytes
-    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte, "tokens": int(tokens), **means}
+    bits = {name: loss_sum / math.log(2.0) / count for name, count in bits_per.items()}
+    return {"loss": loss, "perplexity": perplexity, **bits, "tokens": int(tokens), **means}
 
 
-def validation_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Iterable[Mapping[str, np.ndarray]]:
-    """All validation rows once, in batches of one shape."""
+def batches_of(rows: Any, config: ConfigDict, mesh: Mesh) -> Iterable[Mapping[str, np.ndarray]]:
+    """This process's part of all rows once, in batches of one shape."""
     from jaxformer.data import eval_batches
 
     index, count = data_shard(mesh)
-    return eval_batches(
-        data.validation_rows, batch_size=config.eval.batch_size, process_index=index, process_count=count
-    )
+    return eval_batches(rows, batch_size=config.eval.batch_size, process_index=index, process_count=count)

@@ -10,11 +10,13 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxformer.training.assembly import example_batch, load_data, make_model, make_objective, place
+from jaxformer.training.assembly import example_batch, load_data, make_model, make_objective, place, tokenizer_name
+from jaxformer.training.buckets import evaluate_buckets
 from jaxformer.training.checkpoint_reading import choose_step, restore_model
 from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.config import read_config, resolve
-from jaxformer.training.evaluate import evaluate, validation_batches
+from jaxformer.training.evaluate import batches_of, evaluate
+from jaxformer.training.other_attention import with_attention
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import TextStream, prompt_tokens
@@ -80,11 +82,17 @@ def load_run(workdir: str | Path, step: str = "latest") -> tuple[nn.Module, Any,
     workdir = Path(workdir)
     config = read_run(workdir)
     model, params, model_state, _ = load_model(workdir, config, make_mesh(**config.mesh), step)
-    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(config.data.tokenizer))
+    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(tokenizer_name(config)))
     return model, {"params": params, **model_state}, tokenizer
 
 
-def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str = "latest") -> dict[str, Any]:
+def evaluate_run(
+    workdir: str | Path,
+    overrides: Sequence[str] = (),
+    step: str = "latest",
+    attention: str | None = None,
+    attention_seed: int = 0,
+) -> dict[str, Any]:
     """Evaluates a run's model on its validation data, or on all of other data.
 
     Args:
@@ -92,12 +100,16 @@ def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str =
       overrides: changes of `data`, `eval` and `mesh`, each `data.path=…`. Data of another name or path are scored
         whole, unless `data.validation_fraction` or `data.validation_bytes` say otherwise.
       step: which checkpoint: "latest", "best" or a number.
+      attention: another attention of the same parameters, `name:argument=value,…` (as in `shared_query_key`, or
+        `lsh:num_hashes=8,num_buckets=16,chunk_size=8`); what it draws is drawn anew. None = the run's own.
+      attention_seed: of what it draws.
 
     Returns:
-      The figures of `evaluate` with status, step and data.
+      The figures of `evaluate` with status, step and data, and by bucket, where the data have buckets.
 
     Raises:
-      ConfigError: no run was started there, or an override that would change the model.
+      ConfigError: no run was started there, an override that would change the model, or an attention that has other
+        parameters.
     """
     for override in overrides:
         if not override.startswith(_CHANGEABLE) or override.startswith("data.tokenizer"):
@@ -105,14 +117,20 @@ def evaluate_run(workdir: str | Path, overrides: Sequence[str] = (), step: str =
     enable_compilation_cache()
     workdir = Path(workdir)
     if any(override.startswith(("data.name=", "data.path=")) for override in overrides):
-        overrides = ["data.validation_fraction=1.0", "data.validation_bytes=None", *overrides]
+        whole = {"validation_fraction": 1.0, "validation_bytes": None}
+        known = read_run(workdir).data
+        overrides = [*(f"data.{name}={value}" for name, value in whole.items() if name in known), *overrides]
     config = read_run(workdir, overrides)
     mesh = make_mesh(**config.mesh)
     model, params, model_state, number = load_model(workdir, config, mesh, step)
-    data = load_data(config, tokenizer=RunDirectory(workdir).tokenizer(config.data.tokenizer))
+    if attention is not None:
+        model, model_state = with_attention(config, params, attention, attention_seed)
+    data = load_data(config, RunDirectory(workdir))
     eval_step = jax.jit(make_eval_step(model, make_objective(config)))
-    batches = validation_batches(config, data, mesh)
-    figures = evaluate(eval_step, params, model_state, batches, mesh, data.validation_bytes)
+    batches = batches_of(data.validation_rows, config, mesh)
+    figures: dict[str, Any] = evaluate(eval_step, params, model_state, batches, mesh, data.bits_per)
+    buckets = evaluate_buckets(eval_step, model, params, model_state, config, data, mesh)
+    figures |= {"buckets": buckets} if buckets else {}
     return {"status": "completed", "step": number, "split": "validation", **figures, "data": data.summary}
 
 
@@ -162,7 +180,7 @@ def generate_from_run(
     enable_compilation_cache()
     workdir = Path(workdir)
     config = read_run(workdir)
-    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(config.data.tokenizer))
+    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(tokenizer_name(config)))
     model, params, model_state, _ = load_model(workdir, config, make_mesh(data=1, devices=jax.devices()[:1]), step)
     texts = [prompt for prompt in prompts for _ in range(num_samples)]
     tokens = stream(

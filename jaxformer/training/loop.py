@@ -10,14 +10,15 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxformer.training.assembly import Parts, decided_values, load_data, make_parts
+from jaxformer.training.buckets import evaluate_buckets, say_buckets
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.config import RunConfig, resolve
-from jaxformer.training.evaluate import EvalStep, evaluate, validation_batches
+from jaxformer.training.drawing import draw_sample
+from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
 from jaxformer.training.metrics import MetricsWriter, read_metrics
 from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory
-from jaxformer.training.sampling import sample_text
 from jaxformer.training.sharding import make_mesh, shard_batch
 from jaxformer.training.signals import Interruption, TrainingInterrupted, deferred_interruption
 from jaxformer.training.startup import (
@@ -65,11 +66,10 @@ def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> d
         earlier = earlier_run(directory)
         check_config(given.config, earlier[0].config if earlier else None, directory.path)
         check_batches(given.config, mesh)
-        tokenizer = given.config.data.tokenizer
-        data = load_data(given.config, tokenizer=directory.tokenizer(tokenizer) if earlier else tokenizer)
+        data = load_data(given.config, directory if earlier else None)
         decided = earlier[1] if earlier else decided_values(given.config, data)
         config = resolve(given.config, decided)
-        check_sample(config, data.tokenizer)
+        check_sample(config, data)
         parts = make_parts(config, mesh)
         introduce(progress, config, mesh, data, parts)
         keep = {"keep_latest": config.checkpoint.keep_latest, "keep_best": config.checkpoint.keep_best}
@@ -141,14 +141,15 @@ def _result(step: int, loss: float | None, figures: Mapping[str, Any]) -> dict[s
 def _already_done(run: _Run, state: TrainState, step: int) -> dict[str, Any]:
     """The figures of a run that has nothing left to do."""
     run.progress.say(f"nothing to do: step {step} is saved and train.steps is {run.config.train.steps}")
-    records = [record for record in read_metrics(RunDirectory(Path(run.workdir)).metrics) if record["step"] == step]
+    records = [record for record in read_metrics(RunDirectory(Path(run.workdir)).metrics) if record.pop("step") == step]
     figures = {record.pop("split"): record for record in records}
     validation = figures.get("validation")
     if validation is None:
         eval_step = jax.jit(make_eval_step(run.parts.model, run.parts.objective))
         validation = _evaluate(run, eval_step, state, step)
         _draw_sample(run, state, step)
-    validation = {name: value for name, value in validation.items() if name != "step"}
+    else:
+        validation |= {"buckets": {name: figures[name] for name in run.data.buckets}} if run.data.buckets else {}
     return _result(step, figures.get("train", {}).get("loss"), validation)
 
 
@@ -157,28 +158,34 @@ def _facts(run: _Run, figures: Mapping[str, Any]) -> dict[str, Any]:
     return {"loss": figures.get("loss"), "data_hash": run.data.hash}
 
 
-def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> dict[str, float]:
-    """Evaluates on the validation data, and writes the figures."""
-    batches = validation_batches(run.config, run.data, run.mesh)
-    figures = evaluate(eval_step, state.params, state.model_state, batches, run.mesh, run.data.validation_bytes)
+def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> dict[str, Any]:
+    """Evaluates on the validation data, and on those that are kept apart, and writes the figures."""
+    batches = batches_of(run.data.validation_rows, run.config, run.mesh)
+    figures = evaluate(eval_step, state.params, state.model_state, batches, run.mesh, run.data.bits_per)
+    bits = "".join(f"  {figures[name]:.4f} {name.replace('_', ' ')}" for name in run.data.bits_per)
     run.progress.say(
-        f"step {step}  validation loss {figures['loss']:.4f}  perplexity {figures['perplexity']:.4g}  "
-        f"{figures['bits_per_byte']:.4f} bits per byte"
+        f"step {step}  validation loss {figures['loss']:.4f}  perplexity {figures['perplexity']:.4g}{bits}"
     )
+    buckets = evaluate_buckets(
+        eval_step, run.parts.model, state.params, state.model_state, run.config, run.data, run.mesh
+    )
+    say_buckets(run.progress.say, buckets)
     if run.metrics is not None:
         run.metrics.write(step, "validation", **figures)
-    return figures
+        for name, values in buckets.items():
+            run.metrics.write(step, name, **values)
+    return {**figures, "buckets": buckets} if buckets else figures
 
 
 def _draw_sample(run: _Run, state: TrainState, step: int) -> None:
-    """Writes a sample of text, where the config asks for one."""
+    """Writes a sample, where the config asks for one."""
     # One process draws the sample; the parameters of several are spread out of its reach.
-    if run.metrics is not None and run.config.sample.max_new_tokens > 0 and jax.process_count() == 1:
-        text = sample_text(
-            run.parts.model, state.params, state.model_state, run.data.tokenizer, run.config, run.config.seed + step
-        )
-        run.metrics.write(step, "sample", text=text)
-        run.progress.say(f"sample:\n{text}")
+    if run.metrics is not None and jax.process_count() == 1:
+        directory = RunDirectory(Path(run.workdir))
+        sample = draw_sample(run.parts.model, state.params, state.model_state, run.data, run.config, step, directory)
+        if sample is not None:
+            run.metrics.write(step, "sample", **sample)
+            run.progress.say("sample:\n" + "".join(sample.values()))
 
 
 def _stop_if_asked(run: _Run, log: StepLog, state: TrainState, step: int, saved: int, batches: Any) -> None:

@@ -73,6 +73,11 @@ class RunDirectory:
         return str(self.tokenizer_file)
 
     @property
+    def pictures(self) -> Path:
+        """A PNG file for each time that pictures were drawn."""
+        return self.path / "pictures"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files, where `log.tensorboard` is set."""
         return self.path / "tensorboard"

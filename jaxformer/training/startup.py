@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from jaxformer.models import Transformer
-from jaxformer.training.assembly import Parts, count_parameters, example_batch
+from jaxformer.training.assembly import Parts, count_parameters, example_batch, tokenizer_name
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.config import RunConfig, differences, read_config, write_config
@@ -77,7 +77,7 @@ def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) ->
         section, name = path.split(".")
         if section not in config or name not in config[section]:
             raise ConfigError(f"config.{path} is missing from the config file")
-        if config[section][name] < least:
+        if config[section][name] is not None and config[section][name] < least:
             raise ConfigError(f"config.{path} is {config[section][name]}, must be at least {least}")
     if config.train.batch_size % config.train.accumulation_steps:
         raise ConfigError(
@@ -108,15 +108,15 @@ def check_batches(config: ConfigDict, mesh: Mesh | AbstractMesh) -> None:
             )
 
 
-def check_sample(config: ConfigDict, tokenizer: Any) -> None:
-    """Refuses, before training, a sample that will not fit the model.
+def check_sample(config: ConfigDict, data: Any) -> None:
+    """Refuses, before training, a sample of text that will not fit the model.
 
     Raises:
       ConfigError: prompt and new tokens are more than the model's positions.
     """
-    if config.sample.max_new_tokens < 1:
+    if "prompt" not in config.sample or config.sample.max_new_tokens < 1:
         return
-    prompt = len(prompt_tokens(tokenizer, config.sample.prompt))
+    prompt = len(prompt_tokens(data.tokenizer, config.sample.prompt))
     if prompt + config.sample.max_new_tokens > config.model.max_length:
         raise ConfigError(
             f"config.sample asks for {prompt} + {config.sample.max_new_tokens} tokens (prompt + max_new_tokens), "
@@ -132,17 +132,15 @@ def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, par
     if isinstance(parts.model, Transformer):
         for choice in parts.model.config.attentions:
             args = ", ".join(f"{name}={value}" for name, value in choice.args)
-            borders = "" if choice.packing else "; rows are cut from one stream, as it can't keep documents apart"
+            streamed = "packing" in config.data and not choice.packing
+            borders = "; rows are cut from one stream, as it can't keep documents apart" if streamed else ""
             progress.say(f"attention: {choice.name}({args}){borders}")
     progress.say(f"devices: {len(devices)} × {devices[0].device_kind}{f', mesh {sizes}' if sizes else ''}")
     progress.say(parts.decay.summary())
     for line in parts.replicated:
         progress.say(f"replicated: {line}")
     progress.say(f"data: {data.summary}")
-    progress.say(
-        f"for scale, on the validation text: unigram entropy {data.unigram_loss:.4f} nats per token = "
-        f"{data.unigram_bits_per_byte:.4f} bits per byte; lzma {data.lzma_bits_per_byte:.4f} bits per byte"
-    )
+    progress.say(data.baselines)
     if config.schedule.decay_steps < config.train.steps and config.schedule.name != "constant":
         progress.say(
             f"learning rate: at its final value from step {config.schedule.decay_steps} (schedule.decay_steps) on"
@@ -198,7 +196,7 @@ def open_records(
     if jax.process_index() > 0:
         yield None
         return
-    if given.config.data.tokenizer != "bytes" and start == 0:
+    if tokenizer_name(given.config) != "bytes" and start == 0:
         data.tokenizer.save(directory.tokenizer_file)
     write_config(directory.config, given, decided)
     directory.record_start({"data_hash": data.hash, "data": data.summary, "from_step": start})

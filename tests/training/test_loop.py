@@ -102,11 +102,11 @@ def test_perplexity_is_not_averaged_over_batches():
     batches = iter(sums)
     mesh = make_mesh(data=1, devices=jax.devices()[:1])
     fed = [{"tokens": np.zeros((1, 3), np.int32)}] * 2
-    figures = evaluate(lambda *_: next(batches), None, None, fed, mesh, num_bytes=7)
+    figures = evaluate(lambda *_: next(batches), None, None, fed, mesh, {"bits_per_byte": 7})
     assert figures["perplexity"] == pytest.approx(2.6390158)
     assert figures["bits_per_byte"] == pytest.approx(1.0)
     with pytest.raises(ValueError, match="no token to predict"):
-        evaluate(lambda *_: {"loss_sum": 0.0, "weight_sum": 0.0}, None, None, fed, mesh, num_bytes=7)
+        evaluate(lambda *_: {"loss_sum": 0.0, "weight_sum": 0.0}, None, None, fed, mesh, {})
 
 
 def test_finished_run_is_evaluated_again_with_the_same_figures(trained):
