@@ -192,6 +192,7 @@ def test_jitter_multiplies_evenly_around_one():
     assert noise.std() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dispatch", sorted(DISPATCHES))
 def test_bfloat16_sums_in_float32(dispatch, arrays):
     x, logits, kernels, mask = (jnp.asarray(array) for array in arrays)

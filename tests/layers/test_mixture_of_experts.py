@@ -37,7 +37,7 @@ def apply(layer, params, x, key_mask=None, deterministic=True, seed=1):
     return layer.apply({"params": params}, x, key_mask=key_mask, deterministic=deterministic, rngs=rngs)
 
 
-@pytest.mark.parametrize("dispatch", ["sort", "einsum"])
+@pytest.mark.parametrize("dispatch", ["sort", pytest.param("einsum", marks=pytest.mark.slow)])
 def test_each_token_gets_the_weighted_sum_of_its_experts_alone(dispatch):
     activation = "swiglu"
     layer, params = layer_and_params(
@@ -93,6 +93,7 @@ def test_evaluation_drops_nothing_and_draws_nothing():
     np.testing.assert_allclose(apply(layer, params, x[1:, 4:5]).output, out.output[1:, 4:5], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_carry_their_weights_and_can_be_left_out():
     x = inputs()
     layer, params = layer_and_params(balance_loss_weight=1.0, router_z_loss_weight=1.0)
@@ -104,6 +105,7 @@ def test_losses_carry_their_weights_and_can_be_left_out():
     assert apply(without, params, x).losses == {}
 
 
+@pytest.mark.slow
 def test_bfloat16_experts_keep_a_float32_router():
     layer, params = layer_and_params(experts_per_token=2)
     low, _ = layer_and_params(experts_per_token=2, dtype=jnp.bfloat16)

@@ -20,8 +20,9 @@ def tokens_of(batch, length, seed=0):
 
 
 @functools.lru_cache
-def params_of(**fields):
-    model = gpt(**SHAPE, **fields)
+def params_of(num_experts, activation="gelu_tanh"):
+    """Parameters, which depend on these two fields alone."""
+    model = gpt(**SHAPE, num_experts=num_experts, activation=activation)
     return jax.jit(model.init)(jax.random.key(1), tokens_of(1, 4))["params"]
 
 
@@ -37,11 +38,11 @@ def as_experts(mlp):
     return {"experts": experts, "router": {"kernel": jnp.ones((2, SHAPE["embed_dim"], 1))}}
 
 
-@pytest.mark.parametrize("dispatch", ["sort", "einsum"])
+@pytest.mark.parametrize("dispatch", ["sort", pytest.param("einsum", marks=pytest.mark.slow)])
 def test_one_expert_is_the_plain_block(dispatch):
     plain = gpt(**SHAPE, activation="swiglu")
     single = gpt(**SHAPE, activation="swiglu", num_experts=1, expert_dispatch=dispatch, expert_capacity_factor=1.0)
-    params, tokens = params_of(activation="swiglu"), tokens_of(2, 9)
+    params, tokens = params_of(None, "swiglu"), tokens_of(2, 9)
 
     def rename(params):
         layers = params["decoder"]["layers"]
@@ -65,59 +66,55 @@ def test_one_expert_is_the_plain_block(dispatch):
 
 
 def test_padding_changes_neither_logits_nor_losses_nor_counts():
-    """In training with a capacity that drops tokens, padding before and behind, by mask and by segment 0."""
-    model, params, tokens = gpt(**SHAPE, **EXPERTS), params_of(**EXPERTS), tokens_of(2, 7)
+    """In training with a capacity that drops tokens; padding before them by mask, behind them by segment 0."""
+    model, params, tokens = gpt(**SHAPE, **EXPERTS), params_of(4), tokens_of(2, 7)
     alone = apply(model, params, tokens, deterministic=False)
     assert (alone.aux.metrics["expert_overflow"][0] > 0).all()
     filled = jnp.pad(tokens, ((0, 0), (3, 2)), constant_values=5)
-    real = (jnp.arange(12) >= 3) & (jnp.arange(12) < 10)
-    real = jnp.broadcast_to(real, (2, 12))
-    positions = jnp.where(real, jnp.cumsum(real, 1) - 1, 0)
-    for given in ({"key_mask": real}, {"segments": real.astype(jnp.int32)}):
-        padded = apply(model, params, filled, deterministic=False, positions=positions, **given)
-        np.testing.assert_allclose(padded.logits[:, 3:10], alone.logits, atol=1e-4)
-        for name, loss in alone.aux.losses.items():
-            np.testing.assert_allclose(padded.aux.losses[name], loss, rtol=1e-5)
-        jax.tree.map(np.testing.assert_array_equal, padded.aux.metrics, alone.aux.metrics)
+    place = jnp.broadcast_to(jnp.arange(12), (2, 12))
+    given = {"key_mask": place >= 3, "segments": (place < 10).astype(jnp.int32), "positions": jnp.maximum(place - 3, 0)}
+    padded = apply(model, params, filled, deterministic=False, **given)
+    np.testing.assert_allclose(padded.logits[:, 3:10], alone.logits, atol=1e-4)
+    for name, loss in alone.aux.losses.items():
+        np.testing.assert_allclose(padded.aux.losses[name], loss, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, padded.aux.metrics, alone.aux.metrics)
 
 
 def test_no_logit_depends_on_a_later_token_where_nothing_is_dropped():
-    model, params, tokens = gpt(**SHAPE, **EXPERTS), params_of(**EXPERTS), tokens_of(1, 6)
+    model, params, tokens = gpt(**SHAPE, **EXPERTS), params_of(4), tokens_of(1, 6)
 
-    def from_embeddings(delta):
+    def third_token(delta):
         table = params["token_embedding"]["embedding"]
         # One private row per position makes the embedding of a position an independent input.
         rows = table[tokens[0]] + delta
         private = {**params, "token_embedding": {"embedding": jnp.concatenate([rows, table[6:]])}}
         hidden, _ = model.apply({"params": private}, jnp.arange(6)[None], method="hidden")
-        return hidden[0]
+        return (hidden[0, 2] * jnp.arange(1.0, 13.0)).sum()
 
-    jacobian = jax.jit(jax.jacrev(from_embeddings))(jnp.zeros((6, SHAPE["embed_dim"])))
-    influence = np.abs(jacobian).sum((1, 3))
-    np.testing.assert_array_equal(influence[np.triu_indices(6, 1)], 0.0)
-    assert (influence[np.tril_indices(6)] > 0).all()
+    influence = np.abs(jax.jit(jax.grad(third_token))(jnp.zeros((6, SHAPE["embed_dim"])))).sum(1)
+    np.testing.assert_array_equal(influence[3:], 0.0)
+    assert (influence[:3] > 0).all()
 
 
+@pytest.mark.slow
 def test_capacity_leaks_the_future_in_training_with_two_choices_and_only_there():
     """A later token's first choice takes the place of an earlier token's second."""
-    params, tokens = params_of(**EXPERTS), tokens_of(1, 9)
+    params, tokens = params_of(4), tokens_of(1, 9)
     others = jnp.concatenate([tokens.at[:, -1].set(last) for last in range(13)])
 
-    def leaks(deterministic=False, **fields):
+    def leaks(**fields):
         model = gpt(**SHAPE, **{**EXPERTS, **fields})
-        logits = apply(model, params, others, deterministic=deterministic).logits[:, :-1]
+        logits = apply(model, params, others, deterministic=False).logits[:, :-1]
         return bool(jnp.abs(logits - logits[:1]).max() > 1e-4)
 
     assert leaks()
     assert not leaks(experts_per_token=1)
-    assert not leaks(expert_capacity_factor=None)
-    assert not leaks(deterministic=True)
 
 
-@pytest.mark.parametrize("dispatch", ["sort", "einsum"])
-def test_cached_decoding_equals_the_full_pass_beside_any_row(dispatch):
+@pytest.mark.parametrize("dispatch", ["sort", pytest.param("einsum", marks=pytest.mark.slow)])
+def test_cached_decoding_equals_the_full_pass(dispatch):
     fields = {**EXPERTS, "expert_dispatch": dispatch}
-    model, params = gpt(**SHAPE, **fields), params_of(**EXPERTS)
+    model, params = gpt(**SHAPE, **fields), params_of(4)
     tokens = tokens_of(3, 7)
     cache, outputs = model.init_cache(3, 9), []
     for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
@@ -126,12 +123,12 @@ def test_cached_decoding_equals_the_full_pass_beside_any_row(dispatch):
         outputs.append(output.logits)
     decoded = jnp.concatenate(outputs, 1)
     np.testing.assert_allclose(decoded, apply(model, params, tokens).logits, atol=1e-4)
-    np.testing.assert_allclose(decoded[1:2], apply(model, params, tokens[1:2]).logits, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_stacks_agree_on_losses_counts_and_jitter():
-    fields = {**EXPERTS, "router_jitter": 0.2, "shared_expert": True}
-    params, tokens = params_of(**fields), tokens_of(2, 9)
+    fields = {**EXPERTS, "router_jitter": 0.2}
+    params, tokens = params_of(4), tokens_of(2, 9)
     scanned = apply(gpt(**SHAPE, **fields), params, tokens, deterministic=False)
     unrolled = apply(gpt(**SHAPE, **fields, scan_layers=False), unstack_layers(params), tokens, deterministic=False)
     np.testing.assert_allclose(scanned.logits, unrolled.logits, atol=1e-4)
@@ -143,7 +140,7 @@ def test_scanned_and_unrolled_stacks_agree_on_losses_counts_and_jitter():
 
 
 def test_a_switch_model_learns_and_keeps_its_experts_busy():
-    model = switch(**{**SHAPE, "init_stddev": 0.1}, num_experts=4)
+    model = switch(**{**SHAPE, "num_layers": 1, "init_stddev": 0.1}, num_experts=4)
     tokens = jnp.tile(tokens_of(4, 8), 3)
     params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
     optimizer = optax.adam(1e-2)
@@ -162,12 +159,12 @@ def test_a_switch_model_learns_and_keeps_its_experts_busy():
         return optax.apply_updates(params, updates), state, mean, aux
 
     state, means = optimizer.init(params), []
-    for index in range(60):
+    for index in range(50):
         params, state, mean, aux = step(params, state, jnp.asarray(index))
         means.append(float(mean))
     assert means[-1] < means[0] / 2
-    # Of four experts' balance loss, between 1 (even) and 4 (one takes all), a layer.
-    assert (aux.losses["expert_balance"] / 0.01 < 1.6).all()
+    # Four experts' balance loss is between 1 (even) and 4 (one takes all).
+    assert aux.losses["expert_balance"][0] / 0.01 < 1.6
 
 
 def test_sizes_hold_what_their_names_say():
@@ -176,8 +173,7 @@ def test_sizes_hold_what_their_names_say():
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
     expert = 2 * 768 * 3072 + 3072 + 768
-    for size, experts in (("small_8", 8), ("small_128", 128)):
-        assert count(switch(size)) == 124_439_808 + 12 * ((experts - 1) * expert + 768 * experts)
+    assert count(switch("small_8")) == 124_439_808 + 12 * (7 * expert + 768 * 8)
 
 
 @pytest.mark.parametrize(
