@@ -23,16 +23,16 @@ class Classifier(nnx.Module):
 
 
 def test_a_module_trains_inside_nnx():
-    model = Classifier(nnx.Rngs(0))
+    model = nnx.jit(lambda: Classifier(nnx.Rngs(0)))()
     x = jax.random.normal(jax.random.key(1), (2, 5, 12))
 
     def loss(model):
         return jnp.square(model(x) - 1.0).mean()
 
-    before, grads = nnx.value_and_grad(loss)(model)
+    before, grads = nnx.jit(nnx.value_and_grad(loss))(model)
     params = nnx.state(model, nnx.Param)
     nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, params, nnx.state(grads, nnx.Param)))
-    assert loss(model) < before
+    assert nnx.jit(loss)(model) < before
     moved = jax.tree.leaves(nnx.state(grads, nnx.Param))
     assert sum(float(jnp.abs(leaf).sum()) > 0 for leaf in moved) >= 8
 

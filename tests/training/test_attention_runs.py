@@ -33,7 +33,7 @@ def test_run_with_running_state_goes_on_exactly(text, tiny_config, tmp_path):
     _, stopped, _ = load_run(tmp_path / "stopped")
     assert set(straight) == {"params", "state"}
     jax.tree.map(np.testing.assert_array_equal, straight, stopped)
-    begun = model.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["state"]
+    begun = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["state"]
     moved = jax.tree.map(lambda now, then: (now != then).any(), straight["state"], begun)
     assert all(jax.tree.leaves(moved))
     assert "".join(generate_from_run(tmp_path / "straight", ["be"], max_new_tokens=3, seed=1))
