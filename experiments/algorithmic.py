@@ -7,12 +7,15 @@ length: loss and accuracy of the answer's tokens given those before, and exact m
 
     jaxformer train --config=algorithmic --workdir=runs/copy
     jaxformer train --config=algorithmic:task=reverse,size=tiny --workdir=runs/reverse
-    jaxformer train --config=algorithmic:task=duplicate,attention=lsh --workdir=runs/duplicate
+    jaxformer train --config=algorithmic:task=parity,model=universal --workdir=runs/parity --config.model.halting=act
+    jaxformer train --config=algorithmic:task=duplicate --workdir=runs/duplicate
+    jaxformer eval --workdir=runs/duplicate --attention=lsh:num_hashes=8,num_buckets=16,chunk_size=8
     jaxformer eval --workdir=runs/copy --config.data.test_lengths=10,30,100
     jaxformer generate --workdir=runs/copy --prompt='3 1 4 1 5 = ' --temperature=0
 
-Argument: task=copy|reverse|addition|sort|duplicate|parity, size=small|tiny|base, model=gpt, attention=<a causal one
-that `jaxformer list` shows>.
+Argument: task=copy|reverse|addition|sort|duplicate|parity, size=small|tiny|base, model=gpt|universal (Dehghani et al.
+2019: one block's parameters in every step, with model.halting=act as many steps as each token needs), attention=<a
+causal one that `jaxformer list` shows>; for duplicate shared_query_key by default.
 """
 
 from ml_collections import ConfigDict
@@ -44,10 +47,23 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
     "performer": {"num_features": 64},
 }
 
-# What each model changes in the config below, by path; it comes first.
-MODELS: dict[str, dict[str, object]] = {"gpt": {}}
+# Fields of the model that only some models have, or have otherwise.
+MODEL_FIELDS: dict[str, dict[str, object]] = {
+    "gpt": {},
+    "universal": {
+        "name": "universal_transformer",
+        "positions": "sinusoidal",  # added at every step
+        "step_embedding": "sinusoidal",  # the number of the step, added at every step: none, sinusoidal
+        "convolution_width": optional(int),  # positions mixed in front of the feed-forward layer; None = none
+        "halting": "none",  # none: every token makes num_layers steps; act: as many as it needs, up to num_layers
+        "halting_threshold": 0.99,  # sum of halting probabilities at which a token halts, fraction in (0, 1]
+        "halting_mix": "weighted",  # how steps make the output: weighted (Graves 2016), exponential (tensor2tensor)
+        "halting_bias_init": 1.0,  # the larger, the fewer steps at the start
+        "ponder_weight": 0.01,  # loss per step
+    },
+}
 
-# What each size changes, by path.
+# What each size changes in the config below, by path.
 SIZES: dict[str, dict[str, object]] = {
     "small": {},
     "tiny": {
@@ -108,7 +124,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """The config of a task; every knob with its unit."""
     # Those that can't be causal are known too, so that the model says why it refuses them.
     attentions = (*ATTENTION_ARGS, *sorted(set(ATTENTION) - set(ATTENTION_ARGS)))
-    chosen = parse_arg(arg, task=tuple(TASKS), model=tuple(MODELS), size=tuple(SIZES), attention=attentions)
+    chosen = parse_arg(arg, task=tuple(TASKS), model=tuple(MODEL_FIELDS), size=tuple(SIZES), attention=attentions)
     attention = chosen["attention"]
     if arg is None or "attention" not in arg:
         attention = "shared_query_key" if chosen["task"] == "duplicate" else attention
@@ -121,7 +137,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.loss.label_smoothing = 0.0  # probability spread over the vocabulary, fraction in [0, 1)
     config.loss.z_loss = 0.0  # weight of the squared log-normaliser
     config.update(training_config())
-    for changes in (MODELS[chosen["model"]], SIZES[chosen["size"]], TASKS[chosen["task"]]):
+    for changes in (SIZES[chosen["size"]], TASKS[chosen["task"]]):
         config.update_from_flattened_dict(changes)
     if attention not in PATTERNS and not ATTENTION[attention].decodes:
         config.sample.max_new_tokens = 0  # this attention has no decoding state
@@ -142,6 +158,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.mlp_dim = optional(int)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens; None = those of the longest test
     model.positions = "rotary"  # learned, sinusoidal, rotary, alibi, relative, none
+    model.random_position_start = 0  # sinusoidal: tokens at most before a row's first position in training
     model.norm = "layer"  # layer, rms
     model.norm_placement = "pre"  # pre, post
     model.norm_epsilon = 1e-5
@@ -158,6 +175,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.init_stddev = 0.05  # of kernels and embeddings
     model.dtype = "float32"  # of the computation
     model.param_dtype = "float32"
+    model.update(MODEL_FIELDS[name])
     return model
 
 

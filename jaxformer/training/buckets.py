@@ -97,4 +97,4 @@ def say_buckets(say: Callable[[str], None], figures: Mapping[str, Mapping[str, f
         say(f"  {name.replace('_', ' ')}  {'  '.join(shown)}")
 
 
-_SHOWN = ("loss", "accuracy", "exact_match", "decoded_accuracy")
+_SHOWN = ("loss", "accuracy", "exact_match", "decoded_accuracy", "ponder_steps")

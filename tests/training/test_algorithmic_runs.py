@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.data import load_algorithmic_data
+from jaxformer.training.assembly import make_model
 from jaxformer.training.buckets import decode_rows, questions_and_answers
-from jaxformer.training.config import load_config
+from jaxformer.training.config import load_config, resolve
 from jaxformer.training.finished import evaluate_run, generate_from_run, load_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.metrics import read_metrics
@@ -143,6 +145,26 @@ def test_finished_run_is_evaluated_with_another_attention_of_the_same_parameters
     assert other["loss"] > 2 * figures["validation_loss"]
     with pytest.raises(ConfigError, match="other parameters"):
         evaluate_run(workdir, attention="additive")
+
+
+@pytest.mark.parametrize("task", ["copy", "duplicate"])
+def test_config_takes_every_causal_attention_and_decodes_where_it_can(task):
+    causal = {name for name, kind in [*ATTENTION.items(), *PATTERNS.items()] if kind.causal} - {"sparse"}
+    for name in causal:
+        config = load_config(f"algorithmic:task={task},attention={name}").config
+        assert config.model.attention == name
+        decided = {"model.vocab_size": 13, "model.max_length": 64}
+        assert make_model(resolve(config, decided)).config.attentions[0].name == name
+        assert config.eval.decode == (name in PATTERNS or ATTENTION[name].decodes)
+    assert load_config("algorithmic:task=copy").config.model.attention == "dense"
+    assert load_config("algorithmic:task=duplicate,size=tiny").config.model.attention == "shared_query_key"
+
+
+@pytest.mark.parametrize("model", ["gpt", "universal"])
+def test_config_takes_every_model(model):
+    config = load_config(f"algorithmic:model={model},size=tiny").config
+    made = make_model(resolve(config, {"model.vocab_size": 13, "model.max_length": 64}))
+    assert made.config.stack == ("universal" if model == "universal" else "plain")
 
 
 def test_an_attention_is_read_with_its_arguments():
