@@ -9,7 +9,8 @@ sources of the interpreter that runs it: real text on every machine, with no dow
     jaxformer generate --workdir=runs/language_model --prompt='def main('
 
 Argument: size=small|tiny|base, attention=<a causal one that `jaxformer list` shows>, packing=auto|packed|contiguous,
-model=gpt|switch (Fedus et al. 2021: a mixture of experts in every block, of which each token uses one).
+model=gpt|switch|universal (Fedus et al. 2021: a mixture of experts in every block, of which each token uses one;
+Dehghani et al. 2019: one block's parameters in all layers, with model.halting=act in as many as each token needs).
 
 size   parameters  cost                          expected
 tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
@@ -59,6 +60,18 @@ MODEL_FIELDS: dict[str, dict[str, object]] = {
         "balance_loss_weight": 0.01,  # keeps experts equally busy
         "router_z_loss_weight": 0.001,  # keeps router logits small
         "router_jitter": 0.01,  # noise of the router's input in training, fraction in [0, 1)
+    },
+    "universal": {
+        "name": "universal_transformer",
+        "positions": "sinusoidal",  # added at every step
+        "step_embedding": "sinusoidal",  # the number of the step, added at every step: none, sinusoidal
+        "random_position_start": 0,  # tokens at most before a row's first position in training
+        "convolution_width": optional(int),  # positions mixed in front of the feed-forward layer; None = none
+        "halting": "none",  # none: every token makes num_layers steps; act: as many as it needs, up to num_layers
+        "halting_threshold": 0.99,  # sum of halting probabilities at which a token halts, fraction in (0, 1]
+        "halting_mix": "weighted",  # how steps make the output: weighted (Graves 2016), exponential (tensor2tensor)
+        "halting_bias_init": 1.0,  # the larger, the fewer steps at the start
+        "ponder_weight": 0.01,  # loss per step
     },
 }
 
