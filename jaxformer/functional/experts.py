@@ -60,10 +60,13 @@ def route_tokens(logits: ArrayLike, *, experts_per_token: int = 1, key_mask: Arr
     # Not even NaN in padding's logits may reach a gradient.
     logits = jnp.where(exists, logits, jnp.zeros_like(logits)).astype(compute_dtype(logits.dtype))
     probabilities = jnp.where(exists, jax.nn.softmax(logits, axis=-1), jnp.zeros_like(logits))
-    gates, experts = jax.lax.top_k(probabilities, experts_per_token)
-    if experts_per_token > 1:
-        total = gates.sum(-1, keepdims=True)
-        gates = gates / jnp.where(exists, total, jnp.ones_like(total))
+    largest, experts = jax.lax.top_k(logits, experts_per_token)
+    if experts_per_token == 1:
+        gates = jnp.take_along_axis(probabilities, experts, axis=-1)
+    else:
+        # The chosen probabilities, divided by their sum.
+        gates = jax.nn.softmax(largest, axis=-1)
+    gates = jnp.where(exists, gates, jnp.zeros_like(gates))
     return ExpertRoutes(experts.astype(jnp.int32), gates, probabilities, mask)
 
 

@@ -2,15 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.checks import as_floating, as_integers
 from jaxformer.functional.numerics import compute_dtype
 
 
-@jax.custom_vjp
-def grouped_matmul(
-    x: Float[Array, "G M D"], kernels: Float[Array, "E D H"], owners: Int[Array, "G"]
-) -> Float[Array, "G M H"]:
+def grouped_matmul(x: ArrayLike, kernels: ArrayLike, owners: ArrayLike) -> Float[Array, "G M H"]:
     """Each block times its owner's kernel, O(G M D H) time: neither unused kernels nor copies of kernels are touched.
 
     One block after the other, so that nothing of size [G, D, H] exists, forward or backward: the kernels' gradient is
@@ -18,18 +17,36 @@ def grouped_matmul(
     backend has no such product of its own, as on CPUs.)
 
     Args:
-      x: G blocks of M rows.
-      kernels: one for each of E owners, in x.dtype.
+      x: floating [G, M, D], G blocks of M rows.
+      kernels: [E, D, H] in x.dtype, one for each of E owners.
       owners: int [G], the kernel of each block, in [0, E).
 
     Returns:
       [G, M, H] in x.dtype.
+
+    Raises:
+      ValueError: shapes or dtypes that do not fit.
     """
+    x, kernels, owners = as_floating(x, "x", 3), as_floating(kernels, "kernels", 3), as_integers(owners, "owners")
+    if x.ndim != 3 or kernels.ndim != 3 or x.shape[2] != kernels.shape[1] or x.dtype != kernels.dtype:
+        raise ValueError(
+            f"kernels is {kernels.dtype} {kernels.shape}; it must be [owners, D, H] for x [blocks, rows, D], "
+            f"{x.dtype} {x.shape}."
+        )
+    if owners.shape != x.shape[:1]:
+        raise ValueError(f"owners has shape {owners.shape}; it must be [blocks], {x.shape[:1]}.")
+    return _grouped_matmul(x, kernels, owners)
+
+
+@jax.custom_vjp
+def _grouped_matmul(
+    x: Float[Array, "G M D"], kernels: Float[Array, "E D H"], owners: Int[Array, "G"]
+) -> Float[Array, "G M H"]:
     return jax.lax.map(lambda block: block[0] @ _pick(kernels, block[1]), (x, owners))
 
 
 def _forward(x: Array, kernels: Array, owners: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    return grouped_matmul(x, kernels, owners), (x, kernels, owners)
+    return _grouped_matmul(x, kernels, owners), (x, kernels, owners)
 
 
 def _backward(kept: tuple[Array, Array, Array], cotangent: Array) -> tuple[Array, Array, None]:
@@ -50,4 +67,4 @@ def _pick(stacked: Array, index: Array) -> Array:
     return jax.lax.dynamic_index_in_dim(stacked, index, keepdims=False)
 
 
-grouped_matmul.defvjp(_forward, _backward)
+_grouped_matmul.defvjp(_forward, _backward)

@@ -236,3 +236,10 @@ def test_blocks_meet_their_own_kernels_with_gradients():
 def test_what_cannot_be_routed_is_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         route_tokens(**{"logits": jnp.zeros((2, 3, 4)), **arguments})
+
+
+def test_blocks_that_do_not_fit_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"kernels is float32 \(3, 4, 7\); it must be \[owners, D, H\]"):
+        grouped_matmul(jnp.zeros((2, 3, 5)), jnp.zeros((3, 4, 7)), np.array([0, 1]))
+    with pytest.raises(ValueError, match=r"owners has shape \(3,\); it must be \[blocks\], \(2,\)"):
+        grouped_matmul(jnp.zeros((2, 3, 5)), jnp.zeros((3, 5, 7)), np.array([0, 1, 2]))

@@ -139,6 +139,34 @@ def test_scanned_and_unrolled_stacks_agree_on_losses_counts_and_jitter():
     np.testing.assert_array_equal(scanned.aux.metrics["expert_overflow"][1], [36, 36])
 
 
+@pytest.mark.slow
+def test_a_reversible_stack_has_the_gradient_of_the_same_layers_kept():
+    """Attention weights are returned by layers that are kept, so asking for them gives the plain gradient."""
+    fields = {**EXPERTS, "router_jitter": 0.2, "mlp_dropout_rate": 0.2, "residual": "reversible"}
+    model, params, tokens = gpt(**SHAPE, **fields), params_of(4), tokens_of(2, 9)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def gradient(params, return_weights):
+        def loss(params):
+            output = model.apply(
+                {"params": params},
+                tokens,
+                deterministic=False,
+                return_weights=return_weights,
+                rngs={"dropout": jax.random.key(2)},
+            )
+            sums = cross_entropy(output.logits[:, :-1], tokens[:, 1:])
+            return sums.loss_sum + sum(loss.sum() for loss in output.aux.losses.values()), output.aux
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    (gradients, aux), (expected, expected_aux) = gradient(params, False), gradient(params, True)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-3, rtol=1e-4), gradients, expected)
+    assert set(aux.losses) == {"expert_balance", "router_z"}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), aux.losses, expected_aux.losses)
+    jax.tree.map(np.testing.assert_array_equal, aux.metrics, expected_aux.metrics)
+
+
 def test_a_switch_model_learns_and_keeps_its_experts_busy():
     model = switch(**{**SHAPE, "num_layers": 1, "init_stddev": 0.1}, num_experts=4)
     tokens = jnp.tile(tokens_of(4, 8), 3)
