@@ -16,7 +16,7 @@ def _inputs(length=LENGTH, seed=0):
 
 
 def _init(layer, *args, **kwargs):
-    variables = layer.init(jax.random.key(1), *args, **kwargs)
+    variables = jax.jit(lambda: layer.init(jax.random.key(1), *args, **kwargs))()
     return jax.tree.map(lambda leaf: 15 * leaf + 0.05 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), variables)
 
 

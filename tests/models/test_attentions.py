@@ -127,7 +127,7 @@ def taking_turns(scan_layers):
 @pytest.mark.slow
 def test_layers_that_take_turns_agree_scanned_and_unrolled(repeating):
     scanned, unrolled = taking_turns(True), taking_turns(False)
-    params = scanned.init(jax.random.key(0), repeating)["params"]
+    params = jax.jit(scanned.init)(jax.random.key(0), repeating)["params"]
     separate = unstack_layers(params, 2)
     jax.tree.map(np.testing.assert_array_equal, stack_layers(separate, 2), params)
     assert {f"layers_{i}" for i in range(4)} < set(separate["decoder"])
@@ -161,7 +161,7 @@ def test_layers_that_take_turns_agree_scanned_and_unrolled(repeating):
 def test_layers_that_take_turns_decode_as_they_attend(scan_layers, repeating):
     model = taking_turns(scan_layers)
     tokens = repeating[:, :7]
-    params = model.init(jax.random.key(0), tokens)
+    params = jax.jit(model.init)(jax.random.key(0), tokens)
     cache = model.init_cache(4, 9)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(part)) for part in cache.layers]
     assert sizes[0] < sizes[1], "the window's cache does not grow with the length"
@@ -171,7 +171,7 @@ def test_layers_that_take_turns_decode_as_they_attend(scan_layers, repeating):
         output = step(cache, tokens[:, start:stop])
         cache = output.aux.cache
         outputs.append(output.logits)
-    np.testing.assert_allclose(jnp.concatenate(outputs, 1), model.apply(params, tokens).logits, atol=1e-4)
+    np.testing.assert_allclose(jnp.concatenate(outputs, 1), jax.jit(model.apply)(params, tokens).logits, atol=1e-4)
 
 
 def test_the_factors_of_a_pattern_take_turns_over_layers(repeating):
@@ -180,8 +180,10 @@ def test_the_factors_of_a_pattern_take_turns_over_layers(repeating):
     args = [{"pattern": factor} for factor in factors]
     shape = {**SHAPE, "num_layers": 2}
     model = gpt(**shape, attention=("sparse", "sparse"), attention_args=args)
-    params = model.init(jax.random.key(0), repeating)
-    weights = model.apply(params, repeating, return_weights=True).aux.weights["attention"]
+    params = jax.jit(model.init)(jax.random.key(0), repeating)
+    weights = jax.jit(lambda params: model.apply(params, repeating, return_weights=True))(params).aux.weights[
+        "attention"
+    ]
     for layer, factor in zip(weights, factors):
         mask = (factor & patterns.causal()).mask(24)
         np.testing.assert_array_equal(layer != 0, np.broadcast_to(mask, layer.shape))

@@ -59,10 +59,11 @@ def test_layer_ten_comes_after_layer_nine():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("remat", "scan_layers"), [("full", True), ("dots", True), ("dots_no_batch", True), ("full", False)]
+    ("remat", "scan_layers"),
+    [("full", True), ("sqrt", True), ("dots", True), ("dots_no_batch", True), ("full", False), ("sqrt", False)],
 )
 def test_recomputation_changes_neither_loss_nor_gradient(remat, scan_layers):
-    options = {**SHAPE, **DROPOUT, "num_layers": 2, "scan_layers": scan_layers}
+    options = {**SHAPE, **DROPOUT, "num_layers": 6 if remat == "sqrt" else 2, "scan_layers": scan_layers}
     plain, recomputed = gpt(**options), gpt(**options, remat=remat)
     tokens = _tokens()
     params = init_params(plain, tokens)
@@ -72,15 +73,23 @@ def test_recomputation_changes_neither_loss_nor_gradient(remat, scan_layers):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), other_grads, grads)
 
 
-def test_recomputation_saves_memory():
-    def temporaries(remat):
-        model = gpt(vocab_size=13, num_layers=8, embed_dim=32, num_heads=2, max_length=64, remat=remat)
-        tokens = jnp.zeros((4, 64), jnp.int32)
-        params = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens))["params"]
-        compiled = jax.jit(jax.grad(lambda p: _loss(model, p, tokens))).lower(params).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+def _temporaries(remat, num_layers):
+    model = gpt(vocab_size=13, num_layers=num_layers, embed_dim=32, num_heads=2, max_length=64, remat=remat)
+    tokens = jnp.zeros((4, 64), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens))["params"]
+    compiled = jax.jit(jax.grad(lambda p: _loss(model, p, tokens))).lower(params).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temporaries("full") < 0.5 * temporaries("none")
+
+def test_recomputation_saves_memory():
+    assert _temporaries("full", 8) < 0.5 * _temporaries("none", 8)
+
+
+@pytest.mark.slow
+def test_recomputation_in_groups_grows_with_the_root_of_the_depth():
+    growth = [_temporaries(remat, 64) - _temporaries(remat, 16) for remat in ("full", "sqrt")]
+    # Inputs kept: 48 more layers, or 8 to 4 more groups and layers of a group.
+    assert growth[1] < 0.4 * growth[0]
 
 
 def _dropout_masks(depth, seed, batch=3, width=64):

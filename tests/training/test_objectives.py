@@ -48,7 +48,7 @@ BATCH = batch_of([[0, 1, 2], [3, 4, 0]], [[1, 2, -100], [4, -100, -100]])
 
 
 def run(model, batch=BATCH, deterministic=False, **options):
-    variables = dict(model.init(jax.random.key(0), batch["tokens"], deterministic=True))
+    variables = dict(jax.jit(lambda: model.init(jax.random.key(0), batch["tokens"], deterministic=True))())
     params = variables.pop("params", {})
     return params, objective(model, params, variables, batch, rng=None, deterministic=deterministic, **options)
 
@@ -115,7 +115,7 @@ def test_unknown_loss_weight_is_refused_with_the_names():
 def test_no_supervised_token_gives_zero_loss_and_zero_gradients():
     batch = batch_of([[0, 1, 2], [3, 4, 0]], [[-100] * 3] * 2)
     model = Table(losses=(("balance", 0.25),))
-    params = model.init(jax.random.key(0), batch["tokens"], deterministic=True)["params"]
+    params = jax.jit(lambda: model.init(jax.random.key(0), batch["tokens"], deterministic=True))()["params"]
     total, gradients = jax.value_and_grad(
         lambda params: objective(model, params, {}, batch, rng=None, deterministic=False, z_loss=0.1).loss_sum
     )(params)
