@@ -1,9 +1,8 @@
-"""Memory for gradients by depth: plain, recomputed and reversible stacks; compiled, never run, so it takes seconds.
+"""Memory for gradients by depth: plain, recomputed and reversible stacks; compiled, never run.
 
 XLA's temporary memory of the gradient of a GPT's loss, in training with dropout. Parameters are the compiled program's
-arguments and gradients its results: neither is among the temporaries, and both grow with depth by themselves. The last
-column is the growth of the temporaries from the first depth to this one. XLA may keep gradients in temporaries until it
-returns them; then temporaries grow by no more than the gradients do.
+arguments and gradients its results: neither is among the temporaries, and both grow with depth by themselves. Growth is
+that of the temporaries from the first depth to this one. "In groups" is remat="sqrt".
 
     python benchmarks/depth.py
     python benchmarks/depth.py --depths 4,16,64,256 --embed_dim 256 --length 1024 --dtype bfloat16 --output depth.json

@@ -50,9 +50,10 @@ def reversible_stack(
     Randomness must follow from what the functions are given (``jax.random.fold_in(key, layer index)`` of a key in
     ``shared``), so that the recomputation draws the same. Functions must not close over traced arrays.
 
-    The streams keep the dtype they are given. What the recomputation loses is the rounding of the additions: after 12
-    layers of width 64 the first streams come back with a relative error of 1e-7 in float32 and of 5e-3 in bfloat16.
-    So keep the streams in float32 (``split_streams`` does) where F and G compute in bfloat16.
+    The streams keep the dtype they are given. The recomputation loses what the additions round off. Measured as the
+    relative error of the first streams found again, for Transformer layers of width 64 with kernels of unit gain, after
+    12 and 48 layers: 1e-6 and 9e-6 in float32; 5e-3 and 2e-2 where F and G compute in bfloat16 around streams in
+    float32; 4e-2 and 3e-1 where the streams are bfloat16 too. So keep them in float32, as ``split_streams`` does.
 
     Gomez et al. 2017, "The Reversible Residual Network", arXiv:1707.04585, section 3; in Transformers: Kitaev et al.
     2020, "Reformer", arXiv:2001.04451, section 3.
