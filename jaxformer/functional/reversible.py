@@ -53,7 +53,8 @@ def reversible_stack(
     The streams keep the dtype they are given. The recomputation loses what the additions round off. Measured as the
     relative error of the first streams found again, for Transformer layers of width 64 with kernels of unit gain, after
     12 and 48 layers: 1e-6 and 9e-6 in float32; 5e-3 and 2e-2 where F and G compute in bfloat16 around streams in
-    float32; 4e-2 and 3e-1 where the streams are bfloat16 too. So keep them in float32, as ``split_streams`` does.
+    float32; 4e-2 and 3e-1 where the streams are bfloat16 too. So keep them in float32, as ``split_streams`` does. What
+    is decided by comparisons (hash buckets, experts) may be decided otherwise in the recomputation at ties that close.
 
     Gomez et al. 2017, "The Reversible Residual Network", arXiv:1707.04585, section 3; in Transformers: Kitaev et al.
     2020, "Reformer", arXiv:2001.04451, section 3.
@@ -88,12 +89,11 @@ def reversible_stack(
     common = _Partition(shared)
     kinds = [part.rebuild for part in parts], common.rebuild
 
-    @jax.custom_vjp
-    def run(params: Any, streams: Streams, shared: Any, fixed: Any) -> tuple[Streams, Any, Any]:
+    def compute(params: Any, streams: Streams, shared: Any, fixed: Any) -> tuple[Streams, Any, Any]:
         return _forward(functions, kinds, count, params, streams, shared, fixed)
 
     def forward(params: Any, streams: Streams, shared: Any, fixed: Any) -> tuple[Any, Any]:
-        outputs = run(params, streams, shared, fixed)
+        outputs = compute(params, streams, shared, fixed)
         return outputs, (params, outputs[0], shared, fixed)
 
     def backward(kept: Any, cotangents: Any) -> tuple[Any, Any, Any, None]:
@@ -102,6 +102,7 @@ def reversible_stack(
         found = _backward(functions, kinds, count, params, streams, shared, fixed, d_streams, d_losses)
         return (*found, None)
 
+    run = jax.custom_vjp(compute)
     run.defvjp(forward, backward)
     fixed = [part.fixed for part in parts], common.fixed
     streams, losses, extras = run([part.floating for part in parts], (first, second), common.floating, fixed)

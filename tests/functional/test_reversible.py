@@ -172,6 +172,26 @@ def test_gradients_are_finite_differences_in_float64():
         np.testing.assert_allclose(slope, wanted, rtol=1e-6)
 
 
+def test_forward_mode_over_the_gradient():
+    """Products of the Hessian with a direction."""
+
+    def both(params, x, index, shared):
+        return jnp.tanh(x @ params) * shared, {}, None
+
+    kernels = tuple(jax.random.normal(jax.random.key(seed), (2, 3, 3)) for seed in range(2))
+    scale = jnp.asarray(0.7)
+
+    def product(stack):
+        def loss(params, scale):
+            first, second = stack([(both, both)], params, (jnp.ones((2, 3)),) * 2, scale)[0]
+            return jnp.square(first).sum() + jnp.sin(second).sum()
+
+        at = ([kernels], scale)
+        return jax.jvp(jax.grad(loss, (0, 1)), at, jax.tree.map(wave, at))[1]
+
+    assert_close(jax.jit(lambda: product(reversible_stack))(), jax.jit(lambda: product(plain))(), 1e-4)
+
+
 def test_a_batch_of_stacks_is_each_alone():
     """Mapped over inputs, keys and a memory, gradients included."""
     params, x, shared = make(3)

@@ -160,6 +160,18 @@ def test_state_of_unrolled_layers_is_that_of_scanned_ones():
 
 
 @pytest.mark.slow
+def test_experts_have_their_losses_gradients_and_figures():
+    model, tokens = small(num_experts=3, expert_capacity_factor=1.0, balance_loss_weight=0.1), tokens_like()
+    mask = jnp.arange(7)[None] < jnp.asarray([[7], [4]])
+    (aux, _), found = assert_equal_to_the_plain_loop(model, init(model, tokens), tokens, key_mask=mask)
+    assert aux.losses
+    assert aux.metrics
+    assert all(leaf.shape == (2,) for leaf in jax.tree.leaves((aux.losses, aux.metrics)))
+    router = found["decoder"]["layers"]["mlp"]["router"]
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(router))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["mean", "concatenate"])
 def test_encoder_memory_and_relative_bias_have_gradients_through_every_layer(merge):
     config = TransformerConfig(
