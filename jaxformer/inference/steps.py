@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.models import Transformer, unstack_layers
+from jaxformer.models.position_settings import TABLES
 
 
 def next_logits(
@@ -54,7 +55,7 @@ def left_padded_positions(
 
 def position_limit(model: nn.Module) -> int | None:
     """How many positions the model has; None where it computes them."""
-    if isinstance(model, Transformer) and model.config.positions == "learned":
+    if isinstance(model, Transformer) and model.config.positions in TABLES:
         return model.config.max_length
     return None
 

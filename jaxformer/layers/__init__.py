@@ -3,6 +3,7 @@
 from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
 from jaxformer.layers.attention_arguments import AttentionArguments
 from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_settings
+from jaxformer.layers.axial_positions import AxialPositionEmbedding, check_axes, square_axes
 from jaxformer.layers.depthwise_convolution import ConvolutionCache, DepthwiseConvolution, init_convolution_cache
 from jaxformer.layers.embeddings import (
     LearnedPositionEmbedding,
@@ -20,6 +21,7 @@ __all__ = [
     "ATTENTION_ARGUMENTS",
     "AttentionArguments",
     "AttentionOutput",
+    "AxialPositionEmbedding",
     "ConvolutionCache",
     "DepthwiseConvolution",
     "ExpertsOutput",
@@ -34,9 +36,11 @@ __all__ = [
     "SinusoidalPositionEmbedding",
     "TokenEmbedding",
     "argument_defaults",
+    "check_axes",
     "check_heads",
     "check_settings",
     "init_convolution_cache",
     "project",
     "project_memory",
+    "square_axes",
 ]

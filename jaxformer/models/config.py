@@ -12,11 +12,11 @@ from jaxformer.functional import DISPATCHES
 from jaxformer.layers import ACTIVATIONS, check_heads
 from jaxformer.models.attention_choice import AttentionChoice, check_attentions, choose_attentions, freeze
 from jaxformer.models.expert_settings import check_mixture
+from jaxformer.models.position_settings import POSITIONS, check_positions
 from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
 from jaxformer.models.universal_settings import UNIVERSAL_CHOICES, check_universal
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
-POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "relative", "none")
 NORMS = ("layer", "rms")
 NORM_PLACEMENTS = ("pre", "post")
 KERNEL_INITS = ("normal", "xavier_uniform")
@@ -39,8 +39,11 @@ class TransformerConfig:
       head_dim: width of a head [d_k] (None = embed_dim / num_heads).
       mlp_dim: hidden width of the feed-forward layer [d_ff] (None = 4 * embed_dim).
       max_length: longest sequence in tokens; positions are below it (learned ones have that many rows).
-      positions: ``learned`` or ``sinusoidal`` vectors added to the embedding, ``rotary``, ``alibi``, ``relative`` (T5
-        buckets, one table per stack) or ``none``.
+      positions: ``learned``, ``axial`` or ``sinusoidal`` vectors added to the embedding, ``rotary``, ``alibi``,
+        ``relative`` (T5 buckets, one table per stack) or ``none``.
+      axial_shape: of axial positions: rows and columns (a tuple), with at least max_length positions; None = nearest to
+        a square.
+      axial_dims: widths of the rows' and the columns' part, side by side; None = the sum of both.
       rotary_base: wavelength base of rotary positions.
       relative_buckets: buckets of relative positions.
       relative_max_distance: distance in tokens from which all share the last bucket.
@@ -119,6 +122,8 @@ class TransformerConfig:
     mlp_dim: int | None = None
     max_length: int = 1024
     positions: str = "learned"
+    axial_shape: Any = None
+    axial_dims: Any = None
     rotary_base: float = 10_000.0
     relative_buckets: int = 32
     relative_max_distance: int = 128
@@ -171,8 +176,9 @@ class TransformerConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
-        if isinstance(self.attention, list):
-            object.__setattr__(self, "attention", tuple(self.attention))
+        for name in ("attention", "axial_shape", "axial_dims"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "attention_args", freeze(self.attention_args))
         check_attentions(self)
         check_universal(self)
@@ -182,6 +188,7 @@ class TransformerConfig:
         for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size", "convolution_width"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
+        check_positions(self)
         check_heads(self.embed_dim, self.num_heads, self.kv_heads, self.head_dim)
         for name in ("rotary_base", "norm_epsilon", "init_stddev", "attention_scale"):
             _check_positive(name, getattr(self, name))

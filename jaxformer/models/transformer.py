@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional import AlibiBias, alibi_slopes
 from jaxformer.layers import (
+    AxialPositionEmbedding,
     LearnedPositionEmbedding,
     Projection,
     RelativePositionBias,
@@ -20,6 +21,7 @@ from jaxformer.layers import (
 from jaxformer.models.attention_choice import AttentionChoice
 from jaxformer.models.block import BlockAux, BlockCache, BlockInputs, make_kernel_init, make_norm
 from jaxformer.models.config import TransformerConfig
+from jaxformer.models.position_settings import TABLES, axial_shape
 from jaxformer.models.stack import Stack, project_memories
 from jaxformer.models.universal import UniversalStack, project_tied_memory
 
@@ -131,6 +133,17 @@ class Side(nn.Module):
                 name="position_embedding",
             )
             return table(positions)
+        if config.positions == "axial":
+            axial = AxialPositionEmbedding(
+                axial_shape(config),
+                config.embed_dim,
+                config.axial_dims,
+                config.compute_dtype,
+                config.parameter_dtype,
+                nn.initializers.normal(config.init_stddev),
+                name="position_embedding",
+            )
+            return axial(positions)
         if config.positions == "sinusoidal":
             return SinusoidalPositionEmbedding(config.embed_dim, config.compute_dtype)(positions)
         return None
@@ -226,7 +239,7 @@ class Transformer(nn.Module):
           ``TransformerOutput``.
 
         Raises:
-          ValueError: more tokens than ``max_length`` with learned positions, or arguments that the architecture
+          ValueError: more tokens than ``max_length`` with positions from tables, or arguments that the architecture
             does not have.
         """
         hidden, aux = self.hidden(
@@ -319,6 +332,10 @@ class Transformer(nn.Module):
         logits = jnp.einsum("...d,dv->...v", hidden, kernel.astype(hidden.dtype), preferred_element_type=wide)
         return logits[..., : self.config.vocab_size]
 
+    def head_kernel(self) -> Float[Array, "D V"]:
+        """The kernel by which ``head`` multiplies, [output_dim, vocab_size padded to vocab_multiple]."""
+        return self.token_embedding.embedding.T if self.config.tie_embeddings else self.output_head.arrays()[0]
+
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:
         """An empty cache for ``max_length`` slots a row: prompt, padding and generated tokens together.
@@ -386,12 +403,12 @@ class Transformer(nn.Module):
 
     def _check_length(self, name: str, tokens: Array) -> None:
         limit = self.config.max_length
-        if self.config.positions == "learned" and tokens.shape[1] > limit:
+        if self.config.positions in TABLES and tokens.shape[1] > limit:
             raise ValueError(f"{name} has {tokens.shape[1]} positions, more than max_length={limit}")
 
     def _check_cache(self, tokens: Array, cache: DecoderCache, positions: Array | None) -> None:
         """Refuse to run past learned positions, where the cache is concrete and positions go on from it."""
-        if positions is not None or self.config.positions != "learned" or isinstance(cache.index, jax.core.Tracer):
+        if positions is not None or self.config.positions not in TABLES or isinstance(cache.index, jax.core.Tracer):
             return
         if int(cache.index) + tokens.shape[1] > self.config.max_length:
             raise ValueError(

@@ -29,7 +29,7 @@ PARTITION_RULES: PartitionRules = (
     (r"experts/(gate|up)/bias$", ("expert", "tensor")),
     (r"experts/down/bias$", ("expert", None)),
     (r"token_embedding/embedding$", ("tensor", "fsdp")),
-    (r"position_embedding/embedding$", (None, "fsdp")),
+    (r"position_embedding/(axis_\d+/)?embedding$", (None, "fsdp")),
     (r"(query|key|value|gate|up|head)/kernel$", ("fsdp", "tensor")),
     (r"(query|key|value|gate|up|head)/bias$", ("tensor",)),
     (r"(out|down)/kernel$", ("tensor", "fsdp")),
