@@ -24,7 +24,7 @@ def _apply(module, params, x, **kwargs):
     return module.apply({"params": params}, x, **kwargs)
 
 
-@pytest.mark.parametrize(("width", "causal", "before"), [(3, True, 2), (3, False, 1), (4, False, 1), (1, True, 0)])
+@pytest.mark.parametrize(("width", "causal", "before"), [(3, True, 2), (3, False, 1), (4, False, 1)])
 def test_equals_a_naive_loop_with_padding_and_segments(width, causal, before):
     module, params, x, mask, segments = _problem(width, causal)
     poisoned = jnp.where(mask[..., None], x, jnp.nan)

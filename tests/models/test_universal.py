@@ -93,24 +93,7 @@ def test_gradients_of_fixed_steps_are_sums_over_the_layers_of_a_plain_stack():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *gradients)
 
 
-def test_coordinates_of_position_and_step_are_added_at_every_step():
-    stack = UniversalStack(TransformerConfig(**SHAPE), 4, causal=True)
-    x = jax.random.normal(jax.random.key(0), (2, 5, 12))
-    positions = sinusoidal_positions(jnp.arange(5), 12)
-    params = jax.tree.map(jnp.zeros_like, _draw(lambda: stack.init(jax.random.key(0), x, BlockInputs()))["params"])
-    coordinates = jnp.broadcast_to(positions, x.shape)
-    apply = jax.jit(lambda params: stack.apply({"params": params}, x, BlockInputs(), coordinates=coordinates)[0])
-    out = apply(params)
-    steps = np.zeros(12)
-    for step in (1, 2, 3, 4):
-        angles = step / 10_000 ** (np.arange(0, 12, 2) / 12)
-        steps[0::2] += np.sin(angles)
-        steps[1::2] += np.cos(angles)
-    # A block whose parameters are zero returns what it is given.
-    np.testing.assert_allclose(out, x + 4 * positions[None] + steps[None, None], atol=1e-5)
-
-
-def _problem(bias=-0.5, **fields):
+def _problem(bias=-1.5, **fields):
     config = TransformerConfig(**{**SHAPE, **ACT, **fields})
     stack = UniversalStack(config, 4, causal=True)
     x = jax.random.normal(jax.random.key(0), (3, 6, 12))
@@ -122,7 +105,20 @@ def _problem(bias=-0.5, **fields):
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="return_weights")
 def _run(stack, params, x, mask, return_weights=False):
-    return stack.apply({"params": params}, x, BlockInputs(key_mask=mask), return_weights=return_weights)
+    coordinates = jnp.broadcast_to(sinusoidal_positions(jnp.arange(6), 12), x.shape)
+    inputs = BlockInputs(key_mask=mask)
+    return stack.apply({"params": params}, x, inputs, coordinates=coordinates, return_weights=return_weights)
+
+
+def _coordinates(length, width, step):
+    """Equations 6 and 7, with positions that count from 0."""
+    table = np.zeros((length, width))
+    for position in range(length):
+        for j in range(width // 2):
+            scale = 10_000 ** (2 * j / width)
+            table[position, 2 * j] = np.sin(position / scale) + np.sin(step / scale)
+            table[position, 2 * j + 1] = np.cos(position / scale) + np.cos(step / scale)
+    return table
 
 
 def test_halting_equals_blocks_applied_one_by_one():
@@ -133,7 +129,7 @@ def test_halting_equals_blocks_applied_one_by_one():
     states, probabilities, state = [], [], x
     running, total = np.array(mask), np.zeros(mask.shape)
     for step in range(4):
-        given = state + sinusoidal_positions(jnp.array([[step + 1]]), 12)
+        given = state + jnp.asarray(_coordinates(6, 12, step + 1), x.dtype)[None]
         logits = np.asarray(given) @ np.asarray(params["halting"]["kernel"]) + params["halting"]["bias"]
         probabilities.append(1 / (1 + np.exp(-logits)))
         state = jnp.where(running[..., None], once(params["block"], given), state)
