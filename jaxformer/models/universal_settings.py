@@ -46,5 +46,7 @@ def check_universal(config: Any) -> None:
                 raise ValueError(f"{name}={getattr(config, name)!r} needs stack='universal', not 'plain'")
     elif len(config.attentions) > 1:
         raise ValueError(f"attention={config.attention!r} must be one name: stack='universal' has one block")
+    elif config.remat == "sqrt":
+        raise ValueError("remat='sqrt' groups the blocks of stack='plain'; with stack='universal' it must be another")
     if config.early_exit and config.halting == "none":
         raise ValueError("early_exit=True needs halting='act': without it all positions make all steps")

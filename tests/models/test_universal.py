@@ -309,6 +309,7 @@ def test_settings_that_do_not_fit_are_refused():
         ({"ponder_weight": -1.0}, r"ponder_weight=-1\.0 must be a finite number of at least 0"),
         ({"early_exit": True}, "early_exit=True needs halting='act'"),
         ({"random_position_start": 3, "positions": "learned"}, "random_position_start=3 needs positions='sinusoidal'"),
+        ({"remat": "sqrt"}, "remat='sqrt' groups the blocks of stack='plain'"),
         ({"attention": ("dense", "additive")}, "must be one name: stack='universal' has one block"),
     ]:
         with pytest.raises(ValueError, match=match):
