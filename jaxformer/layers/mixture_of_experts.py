@@ -246,7 +246,7 @@ class Experts(nn.Module):
 
     def _project(self, x: Array, arrays: tuple[Array, Array | None], owners: Array | None) -> Array:
         """Blocks [G, M, inputs] to [G, M, outputs], each by its owner's kernel."""
-        kernel, bias = (None if array is None else array.astype(self.dtype) for array in arrays)
+        kernel, bias = arrays[0].astype(self.dtype), None if arrays[1] is None else arrays[1].astype(self.dtype)
         if owners is None:
             out = jnp.einsum("gmi,gio->gmo", x, kernel)
         else:
