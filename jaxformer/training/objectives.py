@@ -5,6 +5,7 @@ micro-batches, devices and evaluation batches add up to the exact figure of one 
 ``OBJECTIVES`` is the only place where an objective is a string.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.functional import cross_entropy
+from jaxformer.functional import CrossEntropy, chunked_cross_entropy, cross_entropy
 
 MODEL_INPUTS = (
     "tokens",
@@ -57,6 +58,7 @@ def apply_model(
     *,
     rng: jax.Array | None,
     deterministic: bool,
+    method: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Runs a model on a batch.
 
@@ -67,6 +69,7 @@ def apply_model(
       batch: arrays by name.
       rng: typed PRNG key of the dropout masks; None in evaluation.
       deterministic: True in evaluation.
+      method: of the module, in place of its call.
 
     Returns:
       The model's output and its state after the batch.
@@ -78,6 +81,7 @@ def apply_model(
         deterministic=deterministic,
         rngs=None if rng is None else {"dropout": rng},
         mutable=mutable,
+        method=method,
     )
     return output, {**model_state, **new_state}
 
@@ -92,6 +96,7 @@ def language_model_objective(
     deterministic: bool = False,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    chunk_size: int | None = None,
     loss_weights: Mapping[str, float] | None = None,
 ) -> ObjectiveOutput:
     """Next-token cross-entropy, with the model's own auxiliary losses added.
@@ -113,6 +118,9 @@ def language_model_objective(
       deterministic: True in evaluation.
       label_smoothing: share of the probability spread over the vocabulary, in [0, 1).
       z_loss: weight of the squared log-normaliser.
+      chunk_size: tokens of the batch whose logits exist at once, of a model with the methods ``hidden`` and
+        ``head_kernel``; None = all. For long rows or large vocabularies: the logits are computed twice, but never whole
+        (Kitaev et al. 2020, arXiv:2001.04451, section 3).
       loss_weights: weight of each auxiliary loss by name; a name left out weighs 1.
 
     Returns:
@@ -122,21 +130,32 @@ def language_model_objective(
     Raises:
       ValueError: ``loss_weights`` names a loss that the model does not return.
     """
-    output, model_state = apply_model(model, params, model_state, batch, rng=rng, deterministic=deterministic)
-    sums = cross_entropy(
-        output.logits,
-        batch["targets"],
-        label_smoothing=0.0 if deterministic else label_smoothing,
-        z_loss=0.0 if deterministic else z_loss,
-    )
-    losses = {name: jnp.sum(loss) for name, loss in output.aux.losses.items()}
+    options = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    run = functools.partial(apply_model, model, params, model_state, batch, rng=rng, deterministic=deterministic)
+    if chunk_size is None:
+        output, model_state = run()
+        aux, sums = output.aux, cross_entropy(output.logits, batch["targets"], **options)
+    else:
+        (hidden, aux), model_state = run(method="hidden")
+        sums = _chunked_sums(model, params, hidden, batch["targets"], chunk_size, options)
+    losses = {name: jnp.sum(loss) for name, loss in aux.losses.items()}
     metrics = {"accuracy": (sums.num_correct, sums.weight_sum)}
     metrics |= {name: (loss * sums.weight_sum, sums.weight_sum) for name, loss in losses.items()}
-    metrics |= {name: (total.sum(), count.sum()) for name, (total, count) in output.aux.metrics.items()}
+    metrics |= {name: (total.sum(), count.sum()) for name, (total, count) in aux.metrics.items()}
     loss_sum = sums.loss_sum
     if not deterministic:
         loss_sum = loss_sum + sums.z_loss_sum + sums.weight_sum * weighted_total(losses, loss_weights or {})
     return ObjectiveOutput(loss_sum, sums.weight_sum, metrics, model_state)
+
+
+def _chunked_sums(
+    model: nn.Module, params: Any, hidden: Array, targets: Array, chunk_size: int, options: dict[str, float]
+) -> CrossEntropy:
+    """The cross-entropy of hidden states, whose logits are never whole."""
+    kernel = model.apply({"params": params}, method="head_kernel")
+    return chunked_cross_entropy(
+        hidden, kernel, targets, chunk_size=chunk_size, vocab_size=model.config.vocab_size, **options
+    )
 
 
 def weighted_total(losses: Mapping[str, jax.Array], loss_weights: Mapping[str, float]) -> Float[Array, ""]:

@@ -137,3 +137,31 @@ def test_only_the_models_own_inputs_reach_it():
     output, state = apply_model(Table(), run(Table())[0], {}, BATCH, rng=jax.random.key(1), deterministic=False)
     assert output.logits.shape == (2, 3, 5)
     assert state == {}
+
+
+class Factored(nn.Module):
+    """Logits are products of two tables, of which the second has rows beyond the vocabulary."""
+
+    config = SimpleNamespace(vocab_size=5)
+
+    def setup(self):
+        self.table = self.param("table", nn.initializers.normal(1.0), (5, 3))
+        self.kernel = self.param("kernel", nn.initializers.normal(1.0), (3, 8))
+
+    def __call__(self, tokens, *, deterministic):
+        hidden, aux = self.hidden(tokens, deterministic=deterministic)
+        return SimpleNamespace(logits=(hidden @ self.kernel)[..., :5], aux=aux)
+
+    def hidden(self, tokens, *, deterministic):
+        return self.table[tokens], SimpleNamespace(losses={"balance": jnp.float32(0.25)}, metrics={})
+
+    def head_kernel(self):
+        return self.kernel
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_chunks_of_the_vocabulary_loss_change_nothing(deterministic):
+    options = {"deterministic": deterministic, "label_smoothing": 0.1, "z_loss": 0.1}
+    _, whole = run(Factored(), **options)
+    _, chunked = run(Factored(), **options, chunk_size=4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), chunked, whole)
