@@ -88,8 +88,8 @@ def test_recomputation_saves_memory():
 @pytest.mark.slow
 def test_recomputation_in_groups_grows_with_the_root_of_the_depth():
     growth = [_temporaries(remat, 64) - _temporaries(remat, 16) for remat in ("full", "sqrt")]
-    # Inputs kept: 48 more layers, or 8 to 4 more groups and layers of a group.
-    assert growth[1] < 0.4 * growth[0]
+    # Inputs of 48 more layers; or of 4 more groups and of 4 more layers in a group, with these layers' gradients.
+    assert growth[1] < 0.5 * growth[0]
 
 
 def _dropout_masks(depth, seed, batch=3, width=64):
