@@ -94,13 +94,14 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
 
 
 def decided_strides(config: ConfigDict, data: Any) -> dict[str, object]:
-    """The stride of an attention that leaves it to the data (None): the tokens of a row of a picture."""
-    arguments = config.model.attention_args
-    if "stride" not in arguments or arguments.stride is not None:
-        return {}
-    if not hasattr(data, "row_length"):
-        raise ConfigError("config.model.attention_args.stride is None, which only pictures decide; give a number")
-    return {"model.attention_args.stride": data.row_length}
+    """The stride of a model or its attention that leaves it to the data (None): the tokens of a row of a picture."""
+    sections = {"model.stride": config.model}
+    if "attention_args" in config.model:
+        sections["model.attention_args.stride"] = config.model.attention_args
+    open_ones = [path for path, section in sections.items() if "stride" in section and section.stride is None]
+    if open_ones and not hasattr(data, "row_length"):
+        raise ConfigError(f"config.{open_ones[0]} is None, which only pictures decide; give a number")
+    return {path: data.row_length for path in open_ones}
 
 
 def make_model(config: ConfigDict) -> nn.Module:
