@@ -9,8 +9,10 @@ sources of the interpreter that runs it: real text on every machine, with no dow
     jaxformer generate --workdir=runs/language_model --prompt='def main('
 
 Argument: size=small|tiny|base, attention=<a causal one that `jaxformer list` shows>, packing=auto|packed|contiguous,
-model=gpt|switch|universal (Fedus et al. 2021: a mixture of experts in every block, of which each token uses one;
-Dehghani et al. 2019: one block's parameters in all layers, with model.halting=act in as many as each token needs).
+model=gpt|switch|universal|reformer|sparse (Fedus et al. 2021: a mixture of experts in every block, of which each token
+uses one; Dehghani et al. 2019: one block's parameters in all layers, with model.halting=act in as many as each token
+needs; Kitaev et al. 2020: reversible layers with LSH and local attention in turn; Child et al. 2019: sparse factors of
+attention; these two have attentions of their own).
 
 size   parameters  cost                          expected
 tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
@@ -22,6 +24,7 @@ from ml_collections import ConfigDict
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.overrides import ConfigError
 
 # Arguments of each attention that can be causal, at lengths of some hundreds of tokens.
 ATTENTION_ARGS: dict[str, dict[str, object]] = {
@@ -73,7 +76,34 @@ MODEL_FIELDS: dict[str, dict[str, object]] = {
         "halting_bias_init": 1.0,  # the larger, the fewer steps at the start
         "ponder_weight": 0.01,  # loss per step
     },
+    "reformer": {
+        "name": "reformer",
+        "positions": "axial",  # vectors of rows and columns
+        "axial_shape": optional(tuple),  # rows, columns: at least max_length together; None = nearest to a square
+        "axial_dims": optional(tuple),  # features of each, side by side; None = their sum
+        "activation": "relu",
+        "tie_embeddings": False,
+        "residual": "reversible",  # plain, reversible (memory for gradients does not grow with num_layers)
+        "residual_merge": "concatenate",  # of the two streams: mean, concatenate
+        "mlp_chunk_size": optional(int, 1024),  # positions of the feed-forward layer at a time; None = all
+        "remat": "none",  # a reversible stack recomputes every layer anyway
+    },
+    "sparse": {
+        "name": "sparse_transformer",
+        "positions": "axial",  # vectors of rows and columns
+        "axial_shape": optional(tuple),  # rows, columns: at least max_length together; None = nearest to a square
+        "axial_dims": optional(tuple),  # features of each, side by side; None = their sum
+        "pattern": "fixed",  # strided, fixed, banded (the last stride tokens)
+        "use": "merged",  # of the two factors: merged, interleaved (over layers), heads (half of them each)
+        "stride": 16,  # tokens
+        "num_summary": 4,  # of fixed: tokens at the end of a stride that all see
+        "alternate_dense": False,  # every other layer sees everything
+        "remat": "full",  # what the backward pass recomputes: none, full, sqrt, dots, dots_no_batch
+    },
 }
+
+# The attentions of models that have several in turn, by name of the model.
+MIXED_ATTENTIONS: dict[str, tuple[str, ...]] = {"reformer": ("local", "lsh")}
 
 # What each size changes in the config below, by path.
 SIZES: dict[str, dict[str, object]] = {
@@ -121,6 +151,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     packings = ("auto", "packed", "contiguous")
     chosen = parse_arg(arg, size=tuple(SIZES), attention=attentions, packing=packings, model=tuple(MODEL_FIELDS))
     attention, packing = chosen["attention"], chosen["packing"]
+    if chosen["model"] in ("reformer", "sparse"):
+        if attention != "dense":
+            raise ConfigError(f"model={chosen['model']} has attentions of its own; attention can't be {attention}")
+        packing = "contiguous" if packing == "auto" else packing
     record = PATTERNS[attention] if attention in PATTERNS else ATTENTION[attention]
     if packing == "auto":
         packing = "packed" if record.packing else "contiguous"
@@ -132,8 +166,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.loss = ConfigDict()
     config.loss.label_smoothing = 0.0  # probability spread over the vocabulary, fraction in [0, 1)
     config.loss.z_loss = 0.0  # weight of the squared log-normaliser
+    # Tokens whose logits exist at once; None = all.
+    config.loss.chunk_size = optional(int, 1024 if chosen["model"] == "reformer" else None)
     config.update(training_config())
     config.update_from_flattened_dict(SIZES[chosen["size"]])
+    config.model.update(MODEL_FIELDS[chosen["model"]])
     if attention not in PATTERNS and not ATTENTION[attention].decodes:
         config.sample.max_new_tokens = 0  # this attention has no decoding state
     return config
@@ -151,7 +188,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.head_dim = optional(int)  # features a head; None = embed_dim / num_heads
     model.mlp_dim = optional(int)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens; None = data.length
-    model.positions = "rotary"  # learned, sinusoidal, rotary, alibi, relative, none
+    model.positions = "rotary"  # learned, sinusoidal, rotary, alibi, relative, axial, none
     model.norm = "layer"  # layer, rms
     model.norm_placement = "pre"  # pre, post
     model.norm_epsilon = 1e-5
@@ -161,14 +198,17 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.vocab_multiple = 1  # rows of the vocabulary are padded to a multiple, for speed
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
-    model.attention = attention
-    model.attention_args = ConfigDict(ATTENTION_ARGS.get(attention, {}))  # of this attention
+    if name in MIXED_ATTENTIONS:
+        model.attention = MIXED_ATTENTIONS[name]  # of the layers in turn
+        model.attention_args = ConfigDict({kind: ATTENTION_ARGS[kind] for kind in MIXED_ATTENTIONS[name]})  # of each
+    elif name != "sparse":
+        model.attention = attention
+        model.attention_args = ConfigDict(ATTENTION_ARGS.get(attention, {}))  # of this attention
     model.scan_layers = True  # one compiled block; False = unrolled
-    model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
+    model.remat = "none"  # what the backward pass recomputes: none, full, sqrt, dots, dots_no_batch
     model.init_stddev = 0.05  # of kernels and embeddings; narrow models want more than GPT-2's 0.02
     model.dtype = "float32"  # of the computation
     model.param_dtype = "float32"
-    model.update(MODEL_FIELDS[name])
     return model
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.gpt import GPT_SIZES, gpt
+from jaxformer.models.reformer import REFORMER_SIZES, reformer
+from jaxformer.models.sparse_transformer import SPARSE_TRANSFORMER_SIZES, sparse_transformer
 from jaxformer.models.stack import Stack
 from jaxformer.models.stack_layout import stack_layers, unstack_layers
 from jaxformer.models.switch import SWITCH_SIZES, switch
@@ -15,6 +17,8 @@ from jaxformer.models.universal_transformer import UNIVERSAL_TRANSFORMER_SIZES, 
 # The names a config may give as ``model.name``.
 MODELS: dict[str, Callable[..., Transformer]] = {
     "gpt": gpt,
+    "reformer": reformer,
+    "sparse_transformer": sparse_transformer,
     "switch": switch,
     "universal_transformer": universal_transformer,
 }
@@ -22,6 +26,8 @@ MODELS: dict[str, Callable[..., Transformer]] = {
 __all__ = [
     "GPT_SIZES",
     "MODELS",
+    "REFORMER_SIZES",
+    "SPARSE_TRANSFORMER_SIZES",
     "SWITCH_SIZES",
     "UNIVERSAL_TRANSFORMER_SIZES",
     "BlockAux",
@@ -34,6 +40,8 @@ __all__ = [
     "TransformerOutput",
     "UniversalStack",
     "gpt",
+    "reformer",
+    "sparse_transformer",
     "stack_layers",
     "switch",
     "universal_transformer",
