@@ -167,6 +167,7 @@ def test_a_reversible_stack_has_the_gradient_of_the_same_layers_kept():
     jax.tree.map(np.testing.assert_array_equal, aux.metrics, expected_aux.metrics)
 
 
+@pytest.mark.slow
 def test_a_switch_model_learns_and_keeps_its_experts_busy():
     model = switch(**{**SHAPE, "num_layers": 1, "init_stddev": 0.1}, num_experts=4)
     tokens = jnp.tile(tokens_of(4, 8), 3)

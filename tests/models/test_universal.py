@@ -219,6 +219,7 @@ def test_cached_decoding_equals_the_full_pass(fields):
     np.testing.assert_allclose(logits[mask], expected[mask], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_encoder_decoder_decodes_from_tied_memory_and_reports_the_encoders_pondering():
     model, variables = _model(**ACT, architecture="encoder_decoder", num_encoder_layers=3, early_exit=True)
     source, tokens = _ids(2, 5), _ids(2, 7, seed=1)
