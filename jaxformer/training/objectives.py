@@ -130,7 +130,7 @@ def language_model_objective(
     Raises:
       ValueError: ``loss_weights`` names a loss that the model does not return.
     """
-    options = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    options: dict[str, Any] = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
     run = functools.partial(apply_model, model, params, model_state, batch, rng=rng, deterministic=deterministic)
     if chunk_size is None:
         output, model_state = run()
@@ -149,10 +149,10 @@ def language_model_objective(
 
 
 def _chunked_sums(
-    model: nn.Module, params: Any, hidden: Array, targets: Array, chunk_size: int, options: dict[str, float]
+    model: nn.Module, params: Any, hidden: Array, targets: Array, chunk_size: int, options: dict[str, Any]
 ) -> CrossEntropy:
     """The cross-entropy of hidden states, whose logits are never whole."""
-    kernel = model.apply({"params": params}, method="head_kernel")
+    kernel: Any = model.apply({"params": params}, method="head_kernel")
     return chunked_cross_entropy(
         hidden, kernel, targets, chunk_size=chunk_size, vocab_size=model.config.vocab_size, **options
     )
