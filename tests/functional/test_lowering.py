@@ -63,7 +63,21 @@ def dispatched(dispatch, x, factor):
     return dispatch(x[0], routes, experts, capacity_factor=factor)[0]
 
 
+def reversible(x):
+    """Two layers of one kind."""
+
+    def change(kernel, stream, index, shared):
+        return stream @ kernel * index.astype(x.dtype), {}, None
+
+    kernels = jnp.ones((2, 8, 8))
+    return functional.reversible_stack([(change, change)], [(kernels, kernels)], functional.split_streams(x))
+
+
 GRADIENTS |= {
+    "reversible_stack": lambda x: reversible(x).streams[0],
+    "ReversibleOutput": lambda x: functional.ReversibleOutput(*reversible(x)).streams[1],
+    "split_streams": lambda x: functional.split_streams(x, "halve")[1],
+    "merge_streams": lambda x: functional.merge_streams((x, x), "concatenate"),
     "route_tokens": lambda x: functional.route_tokens(x[0], experts_per_token=2).gates,
     "ExpertRoutes": lambda x: functional.ExpertRoutes(*functional.route_tokens(x[0])).gates,
     "balance_loss": lambda x: functional.balance_loss(functional.route_tokens(x[0])),
