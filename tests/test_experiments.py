@@ -46,6 +46,28 @@ def test_language_model_config_is_one_that_its_model_accepts(size):
     assert count_parameters(parts.state.params) == expected[size]
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("model", "chunk_size"), [("reformer", 1024), ("sparse", None)])
+def test_language_models_with_attentions_of_their_own(model, chunk_size, size):
+    from jaxformer.training.assembly import make_model
+    from jaxformer.training.config import resolve
+
+    config = load_config(f"language_model:size={size},model={model}").config
+    made = make_model(resolve(config, {"model.vocab_size": 259, "model.max_length": config.data.length})).config
+    assert (made.positions, made.remat) == ("axial", {"reformer": "none", "sparse": "full"}[model])
+    assert config.loss.chunk_size == chunk_size
+    assert config.data.packing == "contiguous"
+    with pytest.raises(ValueError, match=f"model={model} has attentions of its own; attention can't be local"):
+        load_config(f"language_model:size={size},model={model},attention=local")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["reformer", "sparse"])
+def test_language_models_with_attentions_of_their_own_train_and_decode(model, tmp_path):
+    run = load_config(f"language_model:size=tiny,model={model}", ["train.steps=2", "sample.max_new_tokens=3"])
+    assert train_and_evaluate(run, tmp_path)["status"] == "completed"
+
+
 def test_every_folder_of_the_package_is_listed_for_the_wheel():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
