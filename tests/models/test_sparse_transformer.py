@@ -138,6 +138,8 @@ def test_no_logit_depends_on_a_later_token(fields):
     assert (np.diag(influence) > 0).all()
 
 
+# By default the decoding of patterns that take turns is tested in test_attentions.
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", CASES)
 def test_cached_decoding_equals_the_full_pass(fields):
     model, variables = made(**fields)
