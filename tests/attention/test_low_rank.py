@@ -195,6 +195,7 @@ def test_compressed_refuses_what_does_not_fit():
         compressed_step(cache, query, key, value, stride=2)
 
 
+@pytest.mark.slow
 def test_spectrum_equals_numpy_and_known_ranks():
     random = np.random.default_rng(0)
     weights = random.random((3, 7, 5)).astype(np.float32)

@@ -140,6 +140,7 @@ def test_values_losses_extras_and_gradients_are_those_of_the_plain_loop():
         assert float(jnp.abs(leaf).max()) > 0
 
 
+@pytest.mark.slow
 def test_layers_that_take_turns_have_their_own_functions_losses_and_indices():
     (one,), x, shared = make(2)
     (other,), _, _ = make(2, seed=1)

@@ -107,6 +107,7 @@ def _dropout_masks(depth, seed, batch=3, width=64):
     return np.asarray(out) - 1.0
 
 
+@pytest.mark.slow
 def test_dropout_masks_differ_between_layers_rows_positions_and_steps():
     total = [np.zeros((3, 5, 64)), *(_dropout_masks(depth, seed=0) for depth in (1, 2, 3))]
     masks = [after - before for before, after in itertools.pairwise(total)]

@@ -246,6 +246,7 @@ def test_batches_that_the_mesh_cannot_split_are_refused(text, tiny_config):
             check_batches(tiny_config(text, "eval.batch_size=8", f"{field}={size}").config, mesh)
 
 
+@pytest.mark.slow
 def test_run_that_saved_nothing_may_begin_again_with_another_config(text, tmp_path, monkeypatch, tiny_config):
     def fail(*args):
         raise OSError("no data today")
