@@ -131,14 +131,14 @@ class Lanes(Runs):
     def _cut(self, array: Array, axis: int, start: Array, block: int) -> Array:
         """[.., block, run, ..] for the run of blocks that starts at a slot."""
         rows = self._in_rows(array, axis)
-        starts: list[Any] = [0] * rows.ndim
+        starts: list[Any] = [jnp.zeros_like(start)] * rows.ndim  # All of one dtype, in 64 bits too.
         sizes = list(rows.shape)
         starts[axis : axis + 2] = self._place(start, block)
         sizes[axis : axis + 2] = block, self.run
         return lax.dynamic_slice(rows, starts, sizes)
 
     def _paste(self, array: Array, part: Array, axis: int, start: Array) -> Array:
-        starts: list[Any] = [0] * part.ndim
+        starts: list[Any] = [jnp.zeros_like(start)] * part.ndim
         starts[axis : axis + 2] = self._place(start, part.shape[axis])
         return lax.dynamic_update_slice(self._in_rows(array, axis), part, starts).reshape(array.shape)
 

@@ -24,8 +24,8 @@ def linformer_oracle(inputs, *, key_mask, causal, **ignored):
 def projections(random, sizes):
     """Two projections that the heads share, longer than any input of the tests."""
     return {
-        "key_projection": random.standard_normal((4, 19)).astype(np.float32),
-        "value_projection": random.standard_normal((4, 19)).astype(np.float32),
+        "key_projection": random.standard_normal((4, 33)).astype(np.float32),
+        "value_projection": random.standard_normal((4, 33)).astype(np.float32),
     }
 
 
