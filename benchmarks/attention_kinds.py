@@ -27,8 +27,8 @@ from jaxformer.layers import FeedForward, MultiHeadAttention
 
 HEADS, HEAD_DIM = 8, 64
 EMBED_DIM, MLP_DIM = HEADS * HEAD_DIM, 4 * HEADS * HEAD_DIM
-# Nothing slower than this many operations, or larger than this many bytes of temporaries, is run.
-MOST_OPERATIONS, MOST_BYTES = 2.5e12, 12 * 2**30
+# Nothing slower than this many operations or (by the length before) seconds, or larger than this many bytes, is run.
+MOST_OPERATIONS, MOST_SECONDS, MOST_BYTES = 2.5e12, 30.0, 12 * 2**30
 Arrays = dict[str, Any]
 
 
@@ -221,9 +221,12 @@ def take_turns(programs: list[Program], repetitions: int) -> None:
 
 def measure(names: list[str], lengths: list[int], repetitions: int) -> list[Measurement]:
     """All kinds at all lengths; those of one length in turns."""
-    results = []
+    results: list[Measurement] = []
     for length in lengths:
         programs = [compile_kind(name, length, repetitions > 0) for name in names]
+        for program in programs:
+            if expected_seconds(program, results) > MOST_SECONDS:
+                program.run = None
         take_turns(programs, repetitions)
         for program in programs:
             mib = None if program.temporary_bytes is None else program.temporary_bytes / 2**20
@@ -231,6 +234,13 @@ def measure(names: list[str], lengths: list[int], repetitions: int) -> list[Meas
             results.append(Measurement(program.name, length, program.operations, mib, least))
             print(f"{program.name:>16} {length:>6}  {_cell(mib, '.0f')} MiB  {_cell(least, '.4f')} s", flush=True)
     return results
+
+
+def expected_seconds(program: Program, results: list[Measurement]) -> float:
+    """How long a program will take if its kind computes as fast as at the longest length so far; 0 if unknown."""
+    known = [result for result in results if result.kind == program.name and result.seconds is not None]
+    last = max(known, key=lambda result: result.length, default=None)
+    return 0.0 if last is None else last.seconds * program.operations / last.operations
 
 
 def summary(results: list[Measurement]) -> list[dict[str, Any]]:
