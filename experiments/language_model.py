@@ -9,10 +9,10 @@ sources of the interpreter that runs it: real text on every machine, with no dow
     jaxformer generate --workdir=runs/language_model --prompt='def main('
 
 Argument: size=small|tiny|base, attention=<a causal one that `jaxformer list` shows>, packing=auto|packed|contiguous,
-model=gpt|switch|universal|reformer|sparse (Fedus et al. 2021: a mixture of experts in every block, of which each token
-uses one; Dehghani et al. 2019: one block's parameters in all layers, with model.halting=act in as many as each token
-needs; Kitaev et al. 2020: reversible layers with LSH and local attention in turn; Child et al. 2019: sparse factors of
-attention; these two have attentions of their own).
+model=gpt|switch|universal|reformer|sparse (Fedus et al. 2021: a mixture of experts in every other block, of which each
+token uses one; Dehghani et al. 2019: one block's parameters in all layers, with model.halting=act in as many as each
+token needs; Kitaev et al. 2020: reversible layers with LSH and local attention in turn; Child et al. 2019: sparse
+factors of attention; these two have attentions of their own).
 
 size   parameters  cost                          expected
 tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
@@ -54,7 +54,8 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
 MODEL_FIELDS: dict[str, dict[str, object]] = {
     "gpt": {},
     "switch": {
-        "num_experts": 4,  # feed-forward layers of a block
+        "num_experts": 4,  # feed-forward layers of a block that has them
+        "expert_period": 2,  # of every so many blocks the last has experts, the others one plain layer
         "experts_per_token": 1,
         # Tokens that an expert takes of a row in training, of experts_per_token × tokens / num_experts; None = all.
         "expert_capacity_factor": optional(float, 1.25),

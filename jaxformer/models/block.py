@@ -87,6 +87,7 @@ class TransformerBlock(nn.Module):
       attention: the self-attention of this layer.
       causal: self-attention sees the past only.
       cross: there is a cross-attention sub-layer.
+      experts: the feed-forward layer is the configured mixture of experts, where there is one.
       residual_additions: residual additions of the whole stack, for the scaled initialisation.
     """
 
@@ -94,6 +95,7 @@ class TransformerBlock(nn.Module):
     attention: AttentionChoice
     causal: bool
     cross: bool = False
+    experts: bool = True
     residual_additions: int = 2
 
     @nn.compact
@@ -240,7 +242,7 @@ class TransformerBlock(nn.Module):
                 hidden, cache = self._convolution(self.config.convolution_width)(
                     hidden, key_mask=inputs.key_mask, segments=inputs.segments, cache=cache, layer=layer
                 )
-            if self.config.num_experts is None:
+            if self.config.num_experts is None or not self.experts:
                 return self._feed_forward()(hidden, deterministic=deterministic)
             out = self._experts()(hidden, key_mask=_real_tokens(inputs), deterministic=deterministic)
             losses.update(out.losses)

@@ -84,6 +84,7 @@ class TransformerConfig:
         for less work, but without gradient.
       num_experts: feed-forward layers of a block among which a router chooses for each token [E]; None = one layer
         and no router.
+      expert_period: of every so many blocks the last has experts, the others one plain layer; divides num_layers.
       experts_per_token: experts that a token uses [K].
       expert_capacity_factor: in training an expert takes of each row ceil(factor * K * tokens / E) tokens and drops
         the rest; None = nothing is dropped. Evaluation and generation never drop.
@@ -154,6 +155,7 @@ class TransformerConfig:
     ponder_weight: float = 0.01
     early_exit: bool = False
     num_experts: int | None = None
+    expert_period: int = 1
     experts_per_token: int = 1
     expert_capacity_factor: float | None = None
     expert_dispatch: str = "sort"
@@ -181,6 +183,7 @@ class TransformerConfig:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "attention_args", freeze(self.attention_args))
         check_attentions(self)
+        check_mixture(self)
         check_universal(self)
         check_residual(self)
         for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
@@ -197,7 +200,6 @@ class TransformerConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
         if self.positions == "rotary" and self.width_of_head % 2:
             raise ValueError(f"head_dim={self.width_of_head} must be even for rotary positions")
-        check_mixture(self)
         if "float64" in (self.dtype, self.param_dtype) and not jax.config.read("jax_enable_x64"):
             raise ValueError("dtype and param_dtype can be float64 only with jax_enable_x64")
 
@@ -229,8 +231,16 @@ class TransformerConfig:
 
     @property
     def attentions(self) -> tuple[AttentionChoice, ...]:
-        """The attention of each layer of the period; one where all layers have the same."""
-        return choose_attentions(self.attention, self.attention_args)
+        """The attention of each layer of the period, after which attentions and experts repeat."""
+        choices = choose_attentions(self.attention, self.attention_args)
+        return choices * (math.lcm(len(choices), self.expert_period) // len(choices))
+
+    @property
+    def mixtures(self) -> tuple[bool, ...]:
+        """Whether each layer of the period has experts."""
+        last = self.expert_period - 1
+        places = range(len(self.attentions))
+        return tuple(self.num_experts is not None and place % self.expert_period == last for place in places)
 
     @property
     def compute_dtype(self) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer.functional import check_experts
 
 NEUTRAL = {
+    "expert_period": 1,
     "experts_per_token": 1,
     "expert_capacity_factor": None,
     "shared_expert": False,
@@ -32,8 +33,22 @@ def check_mixture(config: Any) -> None:
                 raise ValueError(f"{name}={getattr(config, name)!r} needs num_experts, which is None")
         return
     check_experts(config.num_experts, config.experts_per_token, config.expert_capacity_factor)
+    _check_period(config)
     if config.mlp_chunk_size is not None:
         raise ValueError(
             f"mlp_chunk_size={config.mlp_chunk_size} can't be given with num_experts={config.num_experts}: experts "
             "take their tokens from whole rows"
         )
+
+
+def _check_period(config: Any) -> None:
+    """Refuse a period that is no number of blocks, or that the stack cannot have."""
+    period = config.expert_period
+    if not isinstance(period, int) or isinstance(period, bool) or period < 1:
+        raise ValueError(f"expert_period={period!r} must be an integer of at least 1")
+    if period > 1 and config.stack != "plain":
+        raise ValueError(f"expert_period={period} needs stack='plain', not {config.stack!r}, which has one block")
+    for field in ("num_layers", "num_encoder_layers"):
+        depth = getattr(config, field)
+        if isinstance(depth, int) and depth % period:
+            raise ValueError(f"{field}={depth} must be a multiple of expert_period={period}")

@@ -30,8 +30,8 @@ class Stack(nn.Module):
 
     The blocks are modules without parent, applied to one layer's parameters at a time inside ``lax.scan``; layer i
     draws its randomness from ``fold_in(rng, i)``, so scanned and unrolled stacks drop the same elements. Where the
-    layers go through several attentions in turn, the scan is over periods, and ``layers`` holds ``period_0``,
-    ``period_1``, …, each stacked over the periods.
+    layers go through several attentions in turn, or not all have experts, the scan is over periods, and ``layers``
+    holds ``period_0``, ``period_1``, …, each stacked over the periods.
 
     A reversible stack (``config.residual``) has the same parameters and two streams, both beginning as ``x``: the
     attentions read the second and are added to the first, the feed-forward reads the first and is added to the second.
@@ -74,8 +74,8 @@ class Stack(nn.Module):
 
         Returns:
           The residual stream [B, T, config.output_dim] and a ``BlockAux`` whose losses, weights and metrics have a
-          leading layer axis; its state is what the blocks changed of their variables that are not parameters, laid out
-          like them.
+          leading axis of the layers that have them; its state is what the blocks changed of their variables that are
+          not parameters, laid out like them.
         """
         config = self.config
         reversible = config.residual == "reversible"
@@ -251,6 +251,14 @@ def make_blocks(config: TransformerConfig, num_layers: int, causal: bool, cross:
     """The blocks that the layers go through in turn, without parent, to be applied to one layer's parameters."""
     additions = num_layers * (3 if cross else 2)
     return [
-        TransformerBlock(config, attention, causal=causal, cross=cross, residual_additions=additions, parent=None)
-        for attention in config.attentions
+        TransformerBlock(
+            config,
+            attention,
+            causal=causal,
+            cross=cross,
+            experts=experts,
+            residual_additions=additions,
+            parent=None,
+        )
+        for attention, experts in zip(config.attentions, config.mixtures)
     ]

@@ -1,4 +1,4 @@
-"""The Switch Transformer's idea in a decoder: GPT whose every feed-forward layer is a mixture of experts."""
+"""The Switch Transformer's idea in a decoder: GPT whose every other feed-forward layer is a mixture of experts."""
 
 from typing import Any
 
@@ -14,9 +14,10 @@ SWITCH_SIZES: dict[str, dict[str, int]] = {
     "small_128": {**GPT_SIZES["small"], "num_experts": 128},
 }
 
-# Fedus et al. 2021, sections 2.2 and 2.3 (one expert, capacity factor 1.25, alpha = 0.01, jitter = 0.01) and Zoph et
-# al. 2022, section 3 (z-loss of 0.001).
+# Fedus et al. 2021, sections 2.2 and 2.3 (one expert, capacity factor 1.25, alpha = 0.01, jitter = 0.01) and table 9
+# (experts in every other block), and Zoph et al. 2022, section 3 (z-loss of 0.001).
 SWITCH_FIELDS: dict[str, Any] = {
+    "expert_period": 2,
     "experts_per_token": 1,
     "expert_capacity_factor": 1.25,
     "balance_loss_weight": 0.01,
@@ -26,11 +27,11 @@ SWITCH_FIELDS: dict[str, Any] = {
 
 
 def switch(size: str | None = None, **fields: Any) -> Transformer:
-    """Decoder-only language model with experts: GPT's block, each token going through one feed-forward of many.
+    """Decoder-only language model with experts: in every other block a token goes through one feed-forward of many.
 
-    Fedus et al. 2021, "Switch Transformers", arXiv:2101.03961. Deviations: a decoder with GPT-2's block instead of
-    T5's encoder and decoder, and experts in every block instead of every other one. Two experts a token as in GShard
-    (Lepikhin et al. 2020, arXiv:2006.16668): ``experts_per_token=2, expert_capacity_factor=2.0``.
+    Fedus et al. 2021, "Switch Transformers", arXiv:2101.03961. Deviation: a decoder with GPT-2's block instead of T5's
+    encoder and decoder. Two experts a token as in GShard (Lepikhin et al. 2020, arXiv:2006.16668), which has them in
+    every other block too: ``experts_per_token=2, expert_capacity_factor=2.0``. In every block: ``expert_period=1``.
 
     In training a full expert drops tokens, and which are dropped depends on the other tokens of the row (see
     ``jaxformer.functional.sort_dispatch``); evaluation and generation drop nothing.

@@ -130,7 +130,7 @@ def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, par
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
     progress.say(f"model: {config.model.name}, {count_parameters(parts.state.params):,} parameters")
     if isinstance(parts.model, Transformer):
-        for choice in parts.model.config.attentions:
+        for choice in dict.fromkeys(parts.model.config.attentions):
             args = ", ".join(f"{name}={value}" for name, value in choice.args)
             streamed = "packing" in config.data and not choice.packing
             borders = "; rows are cut from one stream, as it can't keep documents apart" if streamed else ""

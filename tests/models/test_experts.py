@@ -9,10 +9,11 @@ import optax
 import pytest
 
 from jaxformer.functional import cross_entropy
-from jaxformer.models import SWITCH_SIZES, TransformerConfig, gpt, switch, unstack_layers
+from jaxformer.models import SWITCH_SIZES, BlockInputs, Stack, TransformerConfig, gpt, switch, unstack_layers
 
 SHAPE = {"vocab_size": 13, "num_layers": 2, "embed_dim": 12, "num_heads": 3, "max_length": 32, "init_stddev": 0.4}
 EXPERTS = {"num_experts": 4, "experts_per_token": 2, "expert_capacity_factor": 0.6}
+OTHERS = ({"expert_dispatch": "einsum"}, {"expert_period": 2})
 
 
 def tokens_of(batch, length, seed=0):
@@ -20,9 +21,9 @@ def tokens_of(batch, length, seed=0):
 
 
 @functools.lru_cache
-def params_of(num_experts, activation="gelu_tanh"):
-    """Parameters, which depend on these two fields alone."""
-    model = gpt(**SHAPE, num_experts=num_experts, activation=activation)
+def params_of(num_experts, activation="gelu_tanh", expert_period=1):
+    """Parameters, which depend on these fields alone."""
+    model = gpt(**SHAPE, num_experts=num_experts, activation=activation, expert_period=expert_period)
     return jax.jit(model.init)(jax.random.key(1), tokens_of(1, 4))["params"]
 
 
@@ -111,11 +112,10 @@ def test_capacity_leaks_the_future_in_training_with_two_choices_and_only_there()
     assert not leaks(experts_per_token=1)
 
 
-@pytest.mark.parametrize("dispatch", ["sort", pytest.param("einsum", marks=pytest.mark.slow)])
-def test_cached_decoding_equals_the_full_pass(dispatch):
-    fields = {**EXPERTS, "expert_dispatch": dispatch}
-    model, params = gpt(**SHAPE, **fields), params_of(4)
-    tokens = tokens_of(3, 7)
+@pytest.mark.parametrize("fields", [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+def test_cached_decoding_equals_the_full_pass(fields):
+    model, tokens = gpt(**SHAPE, **EXPERTS, **fields), tokens_of(3, 7)
+    params = params_of(4, expert_period=fields.get("expert_period", 1))
     cache, outputs = model.init_cache(3, 9), []
     for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
         output = apply(model, params, tokens[:, start:stop], cache=cache)
@@ -125,25 +125,60 @@ def test_cached_decoding_equals_the_full_pass(dispatch):
     np.testing.assert_allclose(decoded, apply(model, params, tokens).logits, atol=1e-4)
 
 
+def test_experts_in_every_other_block_are_blocks_without_and_with_them_in_turn():
+    """In training with a capacity, against stacks of one block."""
+    config = gpt(**SHAPE, **EXPERTS, expert_period=2).config
+    stacked = params_of(4, expert_period=2)["decoder"]["layers"]
+    x = jax.random.normal(jax.random.key(2), (2, 9, SHAPE["embed_dim"]))
+
+    def run(config, num_layers, params, x):
+        stack = Stack(config, num_layers, causal=True)
+        return stack.apply({"params": params}, x, BlockInputs(), deterministic=False)
+
+    @jax.jit
+    def compute(stacked, x):
+        first, _ = run(gpt(**SHAPE).config, 1, {"layers": stacked["period_0"]}, x)
+        second = run(gpt(**SHAPE, **EXPERTS).config, 1, {"layers": stacked["period_1"]}, first)
+        return run(config, 2, {"layers": stacked}, x), second
+
+    (out, aux), (expected, expected_aux) = compute(stacked, x)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    assert aux.losses["expert_balance"].shape == (1,), "of the one block that has experts"
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), aux, expected_aux)
+
+
+def test_experts_and_attentions_take_turns_of_their_own():
+    attentions = {"attention": ("local", "local", "dense"), "attention_args": {"local": {"window": 2}}}
+    config = TransformerConfig(**{**SHAPE, "num_layers": 12}, **attentions, num_experts=2, expert_period=2)
+    assert [choice.name for choice in config.attentions] == ["local", "local", "dense"] * 2
+    assert config.mixtures == (False, True) * 3
+    assert TransformerConfig(**SHAPE, num_experts=2).mixtures == (True,)
+    assert TransformerConfig(**SHAPE).mixtures == (False,)
+
+
 @pytest.mark.slow
-def test_scanned_and_unrolled_stacks_agree_on_losses_counts_and_jitter():
-    fields = {**EXPERTS, "router_jitter": 0.2}
-    params, tokens = params_of(4), tokens_of(2, 9)
+@pytest.mark.parametrize("period", [1, 2])
+def test_scanned_and_unrolled_stacks_agree_on_losses_counts_and_jitter(period):
+    fields = {**EXPERTS, "router_jitter": 0.2, "expert_period": period}
+    params, tokens = params_of(4, expert_period=period), tokens_of(2, 9)
     scanned = apply(gpt(**SHAPE, **fields), params, tokens, deterministic=False)
-    unrolled = apply(gpt(**SHAPE, **fields, scan_layers=False), unstack_layers(params), tokens, deterministic=False)
+    separate = unstack_layers(params, period)
+    unrolled = apply(gpt(**SHAPE, **fields, scan_layers=False), separate, tokens, deterministic=False)
     np.testing.assert_allclose(scanned.logits, unrolled.logits, atol=1e-4)
     for name in ("expert_balance", "router_z"):
-        assert scanned.aux.losses[name].shape == (2,)
+        assert scanned.aux.losses[name].shape == (2 // period,)
         np.testing.assert_allclose(scanned.aux.losses[name], unrolled.aux.losses[name], rtol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, scanned.aux.metrics, unrolled.aux.metrics)
-    np.testing.assert_array_equal(scanned.aux.metrics["expert_overflow"][1], [36, 36])
+    np.testing.assert_array_equal(scanned.aux.metrics["expert_overflow"][1], [36, 36][period - 1 :])
 
 
 @pytest.mark.slow
-def test_a_reversible_stack_has_the_gradient_of_the_same_layers_kept():
+@pytest.mark.parametrize("period", [1, 2])
+def test_a_reversible_stack_has_the_gradient_of_the_same_layers_kept(period):
     """Attention weights are returned by layers that are kept, so asking for them gives the plain gradient."""
     fields = {**EXPERTS, "router_jitter": 0.2, "mlp_dropout_rate": 0.2, "residual": "reversible"}
-    model, params, tokens = gpt(**SHAPE, **fields), params_of(4), tokens_of(2, 9)
+    model, tokens = gpt(**SHAPE, **fields, expert_period=period), tokens_of(2, 9)
+    params = params_of(4, expert_period=period)
 
     @functools.partial(jax.jit, static_argnums=1)
     def gradient(params, return_weights):
@@ -169,7 +204,7 @@ def test_a_reversible_stack_has_the_gradient_of_the_same_layers_kept():
 
 @pytest.mark.slow
 def test_a_switch_model_learns_and_keeps_its_experts_busy():
-    model = switch(**{**SHAPE, "num_layers": 1, "init_stddev": 0.1}, num_experts=4)
+    model = switch(**{**SHAPE, "num_layers": 1, "init_stddev": 0.1}, num_experts=4, expert_period=1)
     tokens = jnp.tile(tokens_of(4, 8), 3)
     params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
     optimizer = optax.adam(1e-2)
@@ -202,7 +237,9 @@ def test_sizes_hold_what_their_names_say():
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
     expert = 2 * 768 * 3072 + 3072 + 768
-    assert count(switch("small_8")) == 124_439_808 + 12 * (7 * expert + 768 * 8)
+    for period in (1, 2):
+        assert count(switch("small_8", expert_period=period)) == 124_439_808 + 12 // period * (7 * expert + 768 * 8)
+    assert switch("small_8").config.expert_period == 2
 
 
 @pytest.mark.parametrize(
@@ -210,6 +247,10 @@ def test_sizes_hold_what_their_names_say():
     [
         ({"experts_per_token": 2}, "experts_per_token=2 needs num_experts, which is None"),
         ({"router_jitter": 0.1}, "router_jitter=0.1 needs num_experts, which is None"),
+        ({"expert_period": 2}, "expert_period=2 needs num_experts, which is None"),
+        ({"num_experts": 2, "expert_period": 0}, "expert_period=0 must be an integer of at least 1"),
+        ({"num_experts": 2, "expert_period": 3}, "num_layers=2 must be a multiple of expert_period=3"),
+        ({"num_experts": 2, "expert_period": 2, "stack": "universal"}, "expert_period=2 needs stack='plain'"),
         ({"num_experts": 0}, "num_experts is 0; it must be an integer of at least 1"),
         ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token is 3; it must be at most num_experts, 2"),
         ({"num_experts": 2, "expert_capacity_factor": -1.0}, "expert_capacity_factor is -1.0; it must be positive"),

@@ -29,8 +29,8 @@ def test_run_logs_its_figures_and_goes_on_exactly(text, tiny_config, tmp_path):
     train_and_evaluate(tiny_config(text, *steps, arg=ARG), tmp_path / "straight")
     lines = [json.loads(line) for line in (tmp_path / "straight" / "metrics.jsonl").read_text().splitlines()]
     training = [line for line in lines if line["split"] == "train"]
-    # Of two layers: 0.01 each where experts are chosen evenly.
-    assert all(0.015 < line["expert_balance"] < 0.08 and line["router_z"] > 0 for line in training)
+    # Of one layer of two: 0.01 where experts are chosen evenly.
+    assert all(0.0075 < line["expert_balance"] < 0.04 and line["router_z"] > 0 for line in training)
     assert any(line["expert_overflow"] > 0 for line in training)
     assert all(line["expert_overflow"] == 0 for line in lines if line["split"] == "validation")
     train_and_evaluate(tiny_config(text, *steps, "train.steps=2", arg=ARG), tmp_path / "stopped")
