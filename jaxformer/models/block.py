@@ -54,6 +54,7 @@ class BlockAux(NamedTuple):
       weights: attention weights by sub-layer name, when asked for; a stack gives each a leading layer axis.
       metrics: figures that are only reported, by name, each (sum, count) of this batch; a stack gives both a leading
         layer axis.
+      maps: what is reported of every token, by name, each [B, T]; only a stack with halting has any.
     """
 
     losses: dict[str, Array]
@@ -61,6 +62,7 @@ class BlockAux(NamedTuple):
     cache: Any
     weights: dict[str, Array]
     metrics: dict[str, tuple[Array, Array]] = {}  # noqa: RUF012
+    maps: dict[str, Array] = {}  # noqa: RUF012
 
 
 @jax.tree_util.register_dataclass

@@ -31,8 +31,8 @@ class TransformerOutput(NamedTuple):
 
     Attributes:
       logits: float32 [B, L, vocab_size] (or [B, K, vocab_size] of the selected positions).
-      aux: auxiliary losses, metrics, state, cache and attention weights of the (decoder's) stack; an encoder's losses
-        and metrics beside them, under names that begin with ``encoder_``.
+      aux: auxiliary losses, metrics, maps, state, cache and attention weights of the (decoder's) stack; an encoder's
+        losses, metrics and maps beside them, under names that begin with ``encoder_``.
     """
 
     logits: Array
@@ -418,10 +418,16 @@ class Transformer(nn.Module):
 
 
 def _with_encoder(aux: BlockAux, encoder: BlockAux) -> BlockAux:
-    """The decoder's ``BlockAux`` with the encoder's losses and metrics."""
-    losses = {f"encoder_{name}": loss for name, loss in encoder.losses.items()}
-    metrics = {f"encoder_{name}": figure for name, figure in encoder.metrics.items()}
-    return aux._replace(losses={**aux.losses, **losses}, metrics={**aux.metrics, **metrics})
+    """The decoder's ``BlockAux`` with the encoder's losses, metrics and maps."""
+
+    def join(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+        return {**own, **{f"encoder_{name}": value for name, value in others.items()}}
+
+    return aux._replace(
+        losses=join(aux.losses, encoder.losses),
+        metrics=join(aux.metrics, encoder.metrics),
+        maps=join(aux.maps, encoder.maps),
+    )
 
 
 def _arange(x: Array) -> Array:

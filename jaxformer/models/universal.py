@@ -63,13 +63,14 @@ class UniversalStack(nn.Module):
           cache: self-attention caches stacked over the steps.
           memory: cross-attention keys and values from ``project_tied_memory``, in place of ``inputs.memory``.
           deterministic: switches dropout off.
-          return_weights: also return attention weights, stacked over the steps, and the ponder map.
+          return_weights: also return attention weights and each step's share of the output, stacked over the steps.
 
         Returns:
           The state [B, T, embed_dim] and a ``BlockAux``. With halting its losses have ``ponder``, the mean over real
-          tokens of N + R times ``ponder_weight``; its metrics ``ponder_steps``, (sum of N, number of real tokens); and
-          its weights, when asked for, ``halting`` [num_layers, B, T], each step's share of the output, and ``ponder``
-          [B, T], N + R (0 where there is no token). After an early exit the losses of the attention are left out.
+          tokens of N + R times ``ponder_weight``; its metrics ``ponder_steps``, (sum of N, number of real tokens); its
+          maps ``ponder_steps`` int32 [B, T], N, and ``ponder_remainder`` [B, T], R, both 0 where there is no token; and
+          its weights, when asked for, ``halting`` [num_layers, B, T], each step's share of the output. After an early
+          exit the losses of the attention are left out.
         """
         config = self.config
         block = make_blocks(config, self.num_layers, self.causal, self.cross)[0]
@@ -139,14 +140,14 @@ class UniversalStack(nn.Module):
             carry = self._fill(out.executed, out.state, carry, apply, locate)
         halting = out.halting
         cost = ponder_cost(halting.num_steps, halting.remainder, mask=exists)
-        steps = jnp.where(exists, halting.num_steps, 0).astype(jnp.float32).sum()
-        losses = {**aux.losses, "ponder": config.ponder_weight * cost}
-        metrics = {**aux.metrics, "ponder_steps": (steps, exists.astype(jnp.float32).sum())}
-        weights = dict(aux.weights)
-        if return_weights:
-            weights["halting"] = out.weights
-            weights["ponder"] = halting.num_steps.astype(halting.remainder.dtype) + halting.remainder
-        return out.output, carry, aux._replace(losses=losses, metrics=metrics, weights=weights)
+        sums = (halting.num_steps.astype(jnp.float32).sum(), exists.astype(jnp.float32).sum())
+        aux = aux._replace(
+            losses={**aux.losses, "ponder": config.ponder_weight * cost},
+            metrics={**aux.metrics, "ponder_steps": sums},
+            weights={**aux.weights, "halting": out.weights} if return_weights else aux.weights,
+            maps={"ponder_steps": halting.num_steps, "ponder_remainder": halting.remainder},
+        )
+        return out.output, carry, aux
 
     def _fill(self, executed: Array, x: Array, carry: Any, apply: Callable, locate: Callable) -> Any:
         """Keys and values of the steps after an early exit, which later tokens may read.

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
+from jaxformer.training.pondering import answer_steps, ponder_maps, ponders
 
 
 def evaluate_buckets(
@@ -28,11 +29,16 @@ def evaluate_buckets(
       mesh: the mesh.
 
     Returns:
-      By bucket, the figures of `evaluate`, and with decoding those of `decode_rows`.
+      By bucket, the figures of `evaluate`; with decoding those of `decode_rows`; and of a model whose tokens halt by
+      themselves answer_ponder_steps, the mean steps of the tokens from which the answers are read (ponder_steps are
+      those of all tokens).
     """
     figures: dict[str, dict[str, float]] = {}
     for name, rows in data.buckets.items():
         figures[name] = evaluate(eval_step, params, model_state, batches_of(rows, config, mesh), mesh, {})
+        if ponders(model):
+            maps = ponder_maps(model, params, model_state, rows, config, mesh)
+            figures[name]["answer_ponder_steps"] = answer_steps(maps)
         if config.eval.decode and jax.process_count() == 1:
             figures[name] |= decode_rows(
                 model, params, model_state, rows, batch_size=config.eval.batch_size, eos_id=data.tokenizer.eos_id
@@ -97,4 +103,4 @@ def say_buckets(say: Callable[[str], None], figures: Mapping[str, Mapping[str, f
         say(f"  {name.replace('_', ' ')}  {'  '.join(shown)}")
 
 
-_SHOWN = ("loss", "accuracy", "exact_match", "decoded_accuracy", "ponder_steps")
+_SHOWN = ("loss", "accuracy", "exact_match", "decoded_accuracy", "ponder_steps", "answer_ponder_steps")

@@ -18,6 +18,7 @@ from jaxformer.training.config import read_config, resolve
 from jaxformer.training.evaluate import batches_of, evaluate
 from jaxformer.training.other_attention import with_attention
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.pondering import write_ponder_maps
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import TextStream, prompt_tokens
 from jaxformer.training.sharding import make_mesh, state_shardings
@@ -105,7 +106,8 @@ def evaluate_run(
       attention_seed: of what it draws.
 
     Returns:
-      The figures of `evaluate` with status, step and data, and by bucket, where the data have buckets.
+      The figures of `evaluate` with status, step and data, and by bucket, where the data have buckets; of a model
+      whose tokens halt by themselves the folder of its ponder maps, which are written into the run directory.
 
     Raises:
       ConfigError: no run was started there, an override that would change the model, or an attention that has other
@@ -131,7 +133,17 @@ def evaluate_run(
     figures: dict[str, Any] = evaluate(eval_step, params, model_state, batches, mesh, data.bits_per)
     buckets = evaluate_buckets(eval_step, model, params, model_state, config, data, mesh)
     figures |= {"buckets": buckets} if buckets else {}
+    figures |= _write_ponder_maps(workdir, number, model, params, model_state, config, data, mesh)
     return {"status": "completed", "step": number, "split": "validation", **figures, "data": data.summary}
+
+
+def _write_ponder_maps(workdir: Path, *arguments: Any) -> dict[str, str]:
+    """The folder of the ponder maps as a figure; an evaluation needs no right to write, so without it says why."""
+    try:
+        folder = write_ponder_maps(RunDirectory(workdir), *arguments)
+    except OSError as error:
+        return {"ponder_maps": f"not written: {error.strerror or error}"}
+    return {} if folder is None else {"ponder_maps": str(folder)}
 
 
 def generate_from_run(

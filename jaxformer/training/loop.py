@@ -17,6 +17,7 @@ from jaxformer.training.config import RunConfig, resolve
 from jaxformer.training.drawing import draw_sample
 from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
 from jaxformer.training.metrics import MetricsWriter, read_metrics
+from jaxformer.training.pondering import write_ponder_maps
 from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sharding import make_mesh, shard_batch
@@ -124,6 +125,7 @@ def _train(run: _Run, state: TrainState, start: int, batches: Any) -> dict[str, 
             _draw_sample(run, state, step)
         if evaluating or saving:
             log.restart_clock()
+    _write_ponder_maps(run, state, last)
     run.checkpoints.wait()
     return _result(last, log.last["loss"], figures)
 
@@ -186,6 +188,15 @@ def _draw_sample(run: _Run, state: TrainState, step: int) -> None:
         if sample is not None:
             run.metrics.write(step, "sample", **sample)
             run.progress.say("sample:\n" + "".join(sample.values()))
+
+
+def _write_ponder_maps(run: _Run, state: TrainState, step: int) -> None:
+    """Writes how many steps every token made, where tokens halt by themselves."""
+    directory = RunDirectory(Path(run.workdir))
+    model, data = run.parts.model, run.data
+    folder = write_ponder_maps(directory, step, model, state.params, state.model_state, run.config, data, run.mesh)
+    if folder is not None:
+        run.progress.say(f"ponder maps: {folder}")
 
 
 def _stop_if_asked(run: _Run, log: StepLog, state: TrainState, step: int, saved: int, batches: Any) -> None:

@@ -78,6 +78,11 @@ class RunDirectory:
         return self.path / "pictures"
 
     @property
+    def ponder(self) -> Path:
+        """A folder for each step whose ponder maps were written."""
+        return self.path / "ponder"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files, where `log.tensorboard` is set."""
         return self.path / "tensorboard"

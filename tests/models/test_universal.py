@@ -127,7 +127,7 @@ def test_halting_equals_blocks_applied_one_by_one():
     block = TransformerBlock(config, config.attentions[0], causal=True, residual_additions=8)
     once = jax.jit(lambda params, x: block.apply({"params": params}, x, BlockInputs(key_mask=mask))[0])
     states, probabilities, state = [], [], x
-    running, total = np.array(mask), np.zeros(mask.shape)
+    running, total, made = np.array(mask), np.zeros(mask.shape), np.zeros(mask.shape, int)
     for step in range(4):
         given = state + jnp.asarray(_coordinates(6, 12, step + 1), x.dtype)[None]
         logits = np.asarray(given) @ np.asarray(params["halting"]["kernel"]) + params["halting"]["bias"]
@@ -135,6 +135,7 @@ def test_halting_equals_blocks_applied_one_by_one():
         state = jnp.where(running[..., None], once(params["block"], given), state)
         states.append(state)
         total += probabilities[-1]
+        made += running
         running = running & (total < 0.9)
     weights = halting_weights(jnp.stack(probabilities), threshold=0.9, mask=mask)
     expected = sum(np.asarray(w)[..., None] * s for w, s in zip(weights.weights, states))
@@ -142,7 +143,9 @@ def test_halting_equals_blocks_applied_one_by_one():
     assert len(np.unique(weights.num_steps[mask])) > 2
     np.testing.assert_allclose(aux.weights["halting"], weights.weights, atol=1e-6)
     cost = weights.num_steps + weights.remainder
-    np.testing.assert_allclose(aux.weights["ponder"], cost, atol=1e-5)
+    np.testing.assert_array_equal(aux.maps["ponder_steps"], made)
+    np.testing.assert_allclose(aux.maps["ponder_remainder"], weights.remainder, atol=1e-5)
+    assert not aux.maps["ponder_remainder"][~mask].any()
     assert aux.weights["attention"].shape == (4, 3, 3, 6, 6)
     np.testing.assert_allclose(aux.losses["ponder"], 0.01 * cost[mask].mean(), rtol=1e-5)
     steps, count = aux.metrics["ponder_steps"]
@@ -156,6 +159,7 @@ def test_early_exit_equals_the_scan():
     other, other_aux = _run(early, params, x, mask)
     np.testing.assert_allclose(other, out, atol=1e-6)
     np.testing.assert_allclose(other_aux.losses["ponder"], aux.losses["ponder"], rtol=1e-6)
+    np.testing.assert_array_equal(other_aux.maps["ponder_steps"], aux.maps["ponder_steps"])
 
 
 @pytest.mark.parametrize("mix", ["weighted", pytest.param("exponential", marks=pytest.mark.slow)])
@@ -227,6 +231,8 @@ def test_encoder_decoder_decodes_from_tied_memory_and_reports_the_encoders_ponde
     out = _apply(model, variables, tokens, {"source": source, "source_mask": source_mask})
     assert set(out.aux.losses) == {"ponder", "encoder_ponder"}
     assert out.aux.metrics["encoder_ponder_steps"][1] == 8
+    assert out.aux.metrics["encoder_ponder_steps"][0] == out.aux.maps["encoder_ponder_steps"].sum()
+    assert out.aux.maps["ponder_steps"].shape == tokens.shape
     start = jax.jit(lambda variables: model.apply(variables, source, 8, source_mask=source_mask, method="start"))
     cache = start(variables)
     ones, positions = jnp.ones((2, 7), bool), jnp.broadcast_to(jnp.arange(7), (2, 7))
@@ -300,6 +306,34 @@ def test_a_tiny_model_learns_sequences_by_heart(fields):
     for _ in range(150):
         params, state, mean = step(params, state)
     assert mean < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [0.0, 10.0])
+def test_a_huge_ponder_weight_drives_the_steps_to_one(weight):
+    fields = {"halting": "act", "halting_bias_init": -3.0, "ponder_weight": weight}
+    model = universal_transformer("tiny", vocab_size=13, embed_dim=32, **fields)
+    params = jax.jit(model.init)(jax.random.key(0), _ids(1, 3))["params"]
+    optimizer = optax.adam(1e-2)
+    tokens = _ids(8, 12)
+
+    def loss(params):
+        out = model.apply({"params": params}, tokens[:, :-1])
+        mean = optax.softmax_cross_entropy_with_integer_labels(out.logits, tokens[:, 1:]).mean()
+        return mean + out.aux.losses["ponder"], out.aux.maps["ponder_steps"]
+
+    @jax.jit
+    def step(params, state):
+        gradient, steps = jax.grad(loss, has_aux=True)(params)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state, steps
+
+    state = optimizer.init(params)
+    params, state, steps = step(params, state)
+    assert (steps == 4).all()
+    for _ in range(100):
+        params, state, steps = step(params, state)
+    assert (steps == 1).all() if weight else steps.mean() > 2
 
 
 def test_settings_that_do_not_fit_are_refused():
