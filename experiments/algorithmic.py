@@ -16,6 +16,10 @@ length: loss and accuracy of the answer's tokens given those before, and exact m
 Argument: task=copy|reverse|addition|sort|duplicate|parity, size=small|tiny|base, model=gpt|universal (Dehghani et al.
 2019: one block's parameters in every step, with model.halting=act as many steps as each token needs), attention=<a
 causal one that `jaxformer list` shows>; for duplicate shared_query_key by default.
+
+With model.halting=act the end of training and `jaxformer eval` also write, for the test examples of each length, how
+many steps every token made: `numpy.load("runs/parity/ponder/step_00003000/length_4.npz")` has tokens, targets,
+ponder_steps and ponder_remainder, each [examples, tokens].
 """
 
 from ml_collections import ConfigDict
@@ -53,6 +57,9 @@ MODEL_FIELDS: dict[str, dict[str, object]] = {
     "universal": {
         "name": "universal_transformer",
         "positions": "sinusoidal",  # added at every step
+        "scale_embedding": True,
+        "kernel_init": "xavier_uniform",
+        "scale_residual_init": False,
         "step_embedding": "sinusoidal",  # the number of the step, added at every step: none, sinusoidal
         "convolution_width": optional(int),  # positions mixed in front of the feed-forward layer; None = none
         "halting": "none",  # none: every token makes num_layers steps; act: as many as it needs, up to num_layers
@@ -165,6 +172,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.activation = "gelu_tanh"  # relu, gelu, gelu_tanh, swiglu, geglu, geglu_tanh
     model.use_bias = True
     model.tie_embeddings = True  # the output head is the transposed token embedding
+    model.scale_embedding = False  # token embeddings times sqrt(embed_dim), beside vectors of positions
     model.vocab_multiple = 1  # rows of the vocabulary are padded to a multiple, for speed
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
@@ -172,7 +180,9 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.attention_args = ConfigDict(ATTENTION_ARGS.get(attention, {}))  # of this attention
     model.scan_layers = True  # one compiled block; False = unrolled
     model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
-    model.init_stddev = 0.05  # of kernels and embeddings
+    model.kernel_init = "normal"  # normal (of init_stddev), xavier_uniform
+    model.init_stddev = 0.05  # of normal kernels and of embeddings
+    model.scale_residual_init = True  # kernels into the residual stream start smaller, the more layers there are
     model.dtype = "float32"  # of the computation
     model.param_dtype = "float32"
     model.update(MODEL_FIELDS[name])
