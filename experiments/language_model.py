@@ -103,8 +103,11 @@ MODEL_FIELDS: dict[str, dict[str, object]] = {
     },
 }
 
-# The attentions of models that have several in turn, by name of the model.
-MIXED_ATTENTIONS: dict[str, tuple[str, ...]] = {"reformer": ("local", "lsh")}
+# The attentions of models that have several in turn, by name of the model, and their arguments.
+MIXED_ATTENTIONS: dict[str, dict[str, dict[str, object]]] = {
+    # Buckets as factors, whose product counts: cheaper where there are many.
+    "reformer": {"local": ATTENTION_ARGS["local"], "lsh": {**ATTENTION_ARGS["lsh"], "num_buckets": (16,)}},
+}
 
 # What each size changes in the config below, by path.
 SIZES: dict[str, dict[str, object]] = {
@@ -200,8 +203,8 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
     if name in MIXED_ATTENTIONS:
-        model.attention = MIXED_ATTENTIONS[name]  # of the layers in turn
-        model.attention_args = ConfigDict({kind: ATTENTION_ARGS[kind] for kind in MIXED_ATTENTIONS[name]})  # of each
+        model.attention = tuple(MIXED_ATTENTIONS[name])  # of the layers in turn
+        model.attention_args = ConfigDict(MIXED_ATTENTIONS[name])  # of each
     elif name != "sparse":
         model.attention = attention
         model.attention_args = ConfigDict(ATTENTION_ARGS.get(attention, {}))  # of this attention
