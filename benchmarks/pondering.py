@@ -9,7 +9,11 @@ inputs of each k, and the correlation of N with k. The largest penalty is a cont
 early exit, where the halting unit is set so that every token halts after n steps. With a cache the steps after the exit
 still compute their keys and values.
 
+``trained`` times both on the tests of a run with halting, a few rows together: the loop ends when the last token of all
+rows has halted, so what is saved depends on the rows.
+
     python benchmarks/pondering.py --output=pondering.json
+    python benchmarks/pondering.py --parts trained --workdir=runs/parity
 """
 
 import argparse
@@ -20,6 +24,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,11 +34,15 @@ import optax
 
 from jaxformer.functional import adaptive_steps, ponder_cost
 from jaxformer.models import universal_transformer
+from jaxformer.training.assembly import load_data
+from jaxformer.training.finished import load_run, read_run
+from jaxformer.training.objectives import model_inputs
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=["parity", "work"], choices=["parity", "work"])
+    parser.add_argument("--parts", nargs="+", default=["parity", "work"], choices=["parity", "work", "trained"])
+    parser.add_argument("--workdir", help="of trained: the run directory")
     parser.add_argument("--length", type=int, default=6, help="numbers of an input; the paper has 64")
     parser.add_argument("--width", type=int, default=64, help="of the network; the paper has 128")
     parser.add_argument("--max_steps", type=int, default=10, help="the paper has 100")
@@ -47,6 +56,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    if "trained" in args.parts and args.workdir is None:
+        raise SystemExit("--parts trained needs --workdir")
     machine = {"cpus": len(os.sched_getaffinity(0)), "platform": platform.platform(), "jax": jax.__version__}
     report: dict[str, Any] = {"arguments": vars(args), "machine": machine}
     if "parity" in args.parts:
@@ -55,6 +66,9 @@ def main() -> None:
     if "work" in args.parts:
         print(f"{'what':>6} {'steps':>5} {'of':>3} {'scan ms':>8} {'exit ms':>8} {'ratio':>6}")
         report["work"] = [figures for count in (1, 2, 4, 8) for figures in work(args, count)]
+    if "trained" in args.parts:
+        print(f"{'rows':>4} {'test':>10} {'steps':>5} {'scan ms':>8} {'exit ms':>8} {'ratio':>6}")
+        report["trained"] = trained(args)
     if args.output:
         with open(args.output, "w") as file:
             json.dump(report, file, indent=2)
@@ -163,6 +177,28 @@ def work(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
         scan_ms, exit_ms = alternate(calls, args.repeats)
         print(f"{what:>6} {count:5} {8:3} {scan_ms:8.2f} {exit_ms:8.2f} {exit_ms / scan_ms:6.2f}", flush=True)
         results.append({"what": what, "steps": count, "max_steps": 8, "scan_ms": scan_ms, "exit_ms": exit_ms})
+    return results
+
+
+def trained(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times a trained model on 64 rows of each test, 1 and 16 rows at a time."""
+    scan, variables, _ = load_run(args.workdir)
+    if scan.config.halting == "none":
+        raise SystemExit(f"the run in {args.workdir} has no halting")
+    models = (scan, scan.clone(config=dataclasses.replace(scan.config, early_exit=True)))
+    runs = [jax.jit(lambda inputs, model=model: model.apply(variables, **inputs)) for model in models]
+    results = []
+    for count in (1, 16):
+        for name, rows in load_data(read_run(Path(args.workdir))).buckets.items():
+            steps, taken = [], []
+            for first in range(0, min(len(rows), 64), count):
+                inputs = jax.device_put(model_inputs(rows.batch(np.arange(first, first + count))))
+                steps.append(int(runs[0](inputs).aux.maps["ponder_steps"].max()))
+                taken.append(alternate([lambda run=run, inputs=inputs: run(inputs).logits for run in runs], 3))
+            (scan_ms, exit_ms), mean = np.mean(taken, 0).tolist(), statistics.mean(steps)
+            ratio = exit_ms / scan_ms
+            print(f"{count:4} {name:>10} {mean:5.2f} {scan_ms:8.2f} {exit_ms:8.2f} {ratio:6.2f}", flush=True)
+            results.append({"rows": count, "test": name, "steps": mean, "scan_ms": scan_ms, "exit_ms": exit_ms})
     return results
 
 
