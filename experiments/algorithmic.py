@@ -13,9 +13,11 @@ length: loss and accuracy of the answer's tokens given those before, and exact m
     jaxformer eval --workdir=runs/copy --config.data.test_lengths=10,30,100
     jaxformer generate --workdir=runs/copy --prompt='3 1 4 1 5 = ' --temperature=0
 
-Argument: task=copy|reverse|addition|sort|duplicate|parity, size=small|tiny|base, model=gpt|universal (Dehghani et al.
-2019: one block's parameters in every step, with model.halting=act as many steps as each token needs), attention=<a
-causal one that `jaxformer list` shows>; for duplicate shared_query_key by default.
+Argument: task=copy|reverse|addition|sort|duplicate|parity, size=small|tiny|base, model=gpt|universal|reformer|sparse
+(Dehghani et al. 2019: one block's parameters in every step, with model.halting=act as many steps as each token needs;
+Kitaev et al. 2020: reversible layers with LSH and local attention in turn, for duplicate one LSH layer; Child et al.
+2019: sparse factors of attention; the last two have attentions of their own), attention=<a causal one that `jaxformer
+list` shows>; for duplicate shared_query_key by default.
 
 With model.halting=act the end of training and `jaxformer eval` also write, for the test examples of each length, how
 many steps every token made: `numpy.load("runs/parity/ponder/step_00003000/length_4.npz")` has tokens, targets,
@@ -26,6 +28,7 @@ from ml_collections import ConfigDict
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.overrides import ConfigError
 
 # Arguments of each attention that can be causal, at lengths of some tens of tokens.
 ATTENTION_ARGS: dict[str, dict[str, object]] = {
@@ -67,6 +70,40 @@ MODEL_FIELDS: dict[str, dict[str, object]] = {
         "halting_mix": "weighted",  # how steps make the output: weighted (Graves 2016), exponential (tensor2tensor)
         "halting_bias_init": 1.0,  # the larger, the fewer steps at the start
         "ponder_weight": 0.01,  # loss per step
+    },
+    "reformer": {
+        "name": "reformer",
+        "positions": "axial",  # vectors of rows and columns
+        "axial_shape": optional(tuple),  # rows, columns: at least max_length together; None = nearest to a square
+        "axial_dims": optional(tuple),  # features of each, side by side; None = their sum
+        "activation": "relu",
+        "tie_embeddings": False,
+        "kernel_init": "xavier_uniform",
+        "scale_residual_init": False,
+        "residual": "reversible",  # plain, reversible (memory for gradients does not grow with num_layers)
+        "residual_merge": "concatenate",  # of the two streams: mean, concatenate
+        "mlp_chunk_size": optional(int),  # positions of the feed-forward layer at a time; None = all
+    },
+    "sparse": {
+        "name": "sparse_transformer",
+        "positions": "axial",  # vectors of rows and columns
+        "axial_shape": optional(tuple),  # rows, columns: at least max_length together; None = nearest to a square
+        "axial_dims": optional(tuple),  # features of each, side by side; None = their sum
+        "pattern": "fixed",  # strided, fixed, banded (the last stride tokens)
+        "use": "merged",  # of the two factors: merged, interleaved (over layers), heads (half of them each)
+        "stride": 8,  # tokens
+        "num_summary": 2,  # of fixed: tokens at the end of a stride that all see
+        "alternate_dense": False,  # every other layer sees everything
+        "remat": "full",
+    },
+}
+
+# The attentions of models that have several in turn, by name of the model, and their arguments.
+MIXED_ATTENTIONS: dict[str, dict[str, dict[str, object]]] = {
+    "reformer": {
+        "local": ATTENTION_ARGS["local"],
+        # Buckets as factors, whose product counts; tokens see those of their own bucket alone, as in decoding.
+        "lsh": {**ATTENTION_ARGS["lsh"], "num_buckets": (16,), "within_bucket": True},
     },
 }
 
@@ -132,9 +169,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     # Those that can't be causal are known too, so that the model says why it refuses them.
     attentions = (*ATTENTION_ARGS, *sorted(set(ATTENTION) - set(ATTENTION_ARGS)))
     chosen = parse_arg(arg, task=tuple(TASKS), model=tuple(MODEL_FIELDS), size=tuple(SIZES), attention=attentions)
-    attention = chosen["attention"]
-    if arg is None or "attention" not in arg:
-        attention = "shared_query_key" if chosen["task"] == "duplicate" else attention
+    attention, named = chosen["attention"], "attention=" in (arg or "")
+    if chosen["model"] in ("reformer", "sparse") and named:
+        raise ConfigError(f"model={chosen['model']} has attentions of its own; attention can't be {attention}")
+    if chosen["task"] == "duplicate" and not named:
+        # A Reformer of one layer is that of the paper's task: it hashes.
+        attention = "lsh" if chosen["model"] == "reformer" else "shared_query_key"
     config = ConfigDict()
     config.seed = 0  # of parameters, dropout and training examples
     config.objective = "language_model"
@@ -164,7 +204,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.head_dim = optional(int)  # features a head; None = embed_dim / num_heads
     model.mlp_dim = optional(int)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens; None = those of the longest test
-    model.positions = "rotary"  # learned, sinusoidal, rotary, alibi, relative, none
+    model.positions = "rotary"  # learned, sinusoidal, rotary, alibi, relative, axial, none
     model.random_position_start = 0  # sinusoidal: tokens at most before a row's first position in training
     model.norm = "layer"  # layer, rms
     model.norm_placement = "pre"  # pre, post
@@ -176,10 +216,15 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.vocab_multiple = 1  # rows of the vocabulary are padded to a multiple, for speed
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
-    model.attention = attention
-    model.attention_args = ConfigDict(ATTENTION_ARGS.get(attention, {}))  # of this attention
+    if name in MIXED_ATTENTIONS and attention == "dense":
+        model.attention = tuple(MIXED_ATTENTIONS[name])  # of the layers in turn
+        model.attention_args = ConfigDict(MIXED_ATTENTIONS[name])  # of each
+    elif name != "sparse":
+        model.attention = attention
+        args = MIXED_ATTENTIONS.get(name, ATTENTION_ARGS)
+        model.attention_args = ConfigDict(args.get(attention, {}))  # of this attention
     model.scan_layers = True  # one compiled block; False = unrolled
-    model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
+    model.remat = "none"  # what the backward pass recomputes: none, full, sqrt, dots, dots_no_batch
     model.kernel_init = "normal"  # normal (of init_stddev), xavier_uniform
     model.init_stddev = 0.05  # of normal kernels and of embeddings
     model.scale_residual_init = True  # kernels into the residual stream start smaller, the more layers there are

@@ -7,16 +7,20 @@ channel of one pixel) of the validation pictures; drawn pictures stand in the ru
 
     jaxformer train --config=pixels --workdir=runs/pixels
     jaxformer train --config=pixels:size=tiny,attention=fixed --workdir=runs/tiny
+    jaxformer train --config=pixels:model=sparse --workdir=runs/sparse --config.model.use=interleaved
     jaxformer train --config=pixels:task=classify --workdir=runs/classes
     jaxformer train --config=pixels:data=images --workdir=runs/mine --config.data.path=photos --config.data.width=24
 
 Argument: task=generate|classify (the class is read off after the last pixel), data=digits|images, size=small|tiny|base,
-model=gpt, attention=strided|fixed|dense|local.
+model=gpt|sparse|reformer (Child et al. 2019: sparse factors of attention in three uses, recomputed blocks; Kitaev et
+al. 2020: reversible layers with LSH and local attention in turn; these two have attentions of their own),
+attention=strided|fixed|dense|local.
 """
 
 from ml_collections import ConfigDict
 
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.overrides import ConfigError
 
 # Arguments of each attention; a stride is that of a picture's row.
 ATTENTION_ARGS: dict[str, dict[str, object]] = {
@@ -26,8 +30,42 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
     "local": {"window": 31},  # tokens before the token itself
 }
 
-# What each model changes in the config below, by path; it comes first.
-MODELS: dict[str, dict[str, object]] = {"gpt": {}}
+# Fields of the model that only some models have, or have otherwise; they come last.
+MODEL_FIELDS: dict[str, dict[str, object]] = {
+    "gpt": {},
+    "sparse": {
+        "name": "sparse_transformer",
+        "positions": "axial",  # vectors of rows and columns
+        "axial_shape": optional(tuple),  # rows, columns: at least max_length together; None = those of the picture
+        "axial_dims": optional(tuple),  # features of each, side by side; None = their sum
+        "pattern": "strided",  # strided, fixed, banded (the last stride tokens)
+        "use": "merged",  # of the two factors: merged, interleaved (over layers), heads (half of them each)
+        "stride": optional(int),  # tokens; None = a row of the picture, so a step is a column
+        "num_summary": 2,  # of fixed: tokens at the end of a stride that all see
+        "alternate_dense": False,  # every other layer sees everything
+        "remat": "full",  # what the backward pass recomputes: none, full, sqrt, dots, dots_no_batch
+    },
+    "reformer": {
+        "name": "reformer",
+        "positions": "axial",  # vectors of rows and columns
+        "axial_shape": optional(tuple),  # rows, columns: at least max_length together; None = those of the picture
+        "axial_dims": optional(tuple),  # features of each, side by side; None = their sum
+        "activation": "relu",
+        "tie_embeddings": False,
+        "residual": "reversible",  # plain, reversible (memory for gradients does not grow with num_layers)
+        "residual_merge": "concatenate",  # of the two streams: mean, concatenate
+        "mlp_chunk_size": optional(int),  # positions of the feed-forward layer at a time; None = all
+        "remat": "none",  # a reversible stack recomputes every layer anyway
+    },
+}
+
+# The attentions of models that have several in turn, by name of the model, and their arguments.
+MIXED_ATTENTIONS: dict[str, dict[str, dict[str, object]]] = {
+    "reformer": {
+        "local": {"window": 31},
+        "lsh": {"num_hashes": 2, "num_buckets": (8,), "chunk_size": 16},  # rounds, buckets a round, tokens a chunk
+    },
+}
 
 # What each size changes, by path.
 SIZES: dict[str, dict[str, object]] = {
@@ -64,9 +102,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
         task=("generate", "classify"),
         data=("digits", "images"),
         size=tuple(SIZES),
-        model=tuple(MODELS),
+        model=tuple(MODEL_FIELDS),
         attention=tuple(ATTENTION_ARGS),
     )
+    if chosen["model"] != "gpt" and "attention=" in (arg or ""):
+        raise ConfigError(
+            f"model={chosen['model']} has attentions of its own; attention can't be {chosen['attention']}"
+        )
     config = ConfigDict()
     config.seed = 0  # of parameters, dropout, data order and drawn pictures
     config.objective = "language_model"
@@ -76,8 +118,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.loss.label_smoothing = 0.0  # probability spread over the vocabulary, fraction in [0, 1)
     config.loss.z_loss = 0.0  # weight of the squared log-normaliser
     config.update(training_config())
-    for changes in (MODELS[chosen["model"]], SIZES[chosen["size"]]):
-        config.update_from_flattened_dict(changes)
+    config.update_from_flattened_dict(SIZES[chosen["size"]])
+    config.model.update(MODEL_FIELDS[chosen["model"]])
     if chosen["task"] == "classify":
         config.sample.num_pictures = 0  # only the class is learned
     return config
@@ -95,7 +137,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.head_dim = optional(int)  # features a head; None = embed_dim / num_heads
     model.mlp_dim = optional(int)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens; None = those of a picture
-    model.positions = "learned"  # learned, sinusoidal, rotary, alibi, relative, none
+    model.positions = "learned"  # learned, sinusoidal, rotary, alibi, relative, axial, none
     model.norm = "layer"  # layer, rms
     model.norm_placement = "pre"  # pre, post
     model.norm_epsilon = 1e-5
@@ -105,12 +147,16 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.vocab_multiple = 1  # rows of the vocabulary are padded to a multiple, for speed
     model.dropout_rate = 0.1  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)
-    model.attention = attention
-    model.attention_args = ConfigDict(ATTENTION_ARGS[attention])  # of this attention
-    if "stride" in model.attention_args:
-        model.attention_args.stride = optional(int)  # tokens; None = a row of the picture, so a step is a column
+    if name in MIXED_ATTENTIONS:
+        model.attention = tuple(MIXED_ATTENTIONS[name])  # of the layers in turn
+        model.attention_args = ConfigDict(MIXED_ATTENTIONS[name])  # of each
+    elif name != "sparse":
+        model.attention = attention
+        model.attention_args = ConfigDict(ATTENTION_ARGS[attention])  # of this attention
+        if "stride" in model.attention_args:
+            model.attention_args.stride = optional(int)  # tokens; None = a row of the picture, so a step is a column
     model.scan_layers = True  # one compiled block; False = unrolled
-    model.remat = "none"  # what the backward pass recomputes: none, full, dots, dots_no_batch
+    model.remat = "none"  # what the backward pass recomputes: none, full, sqrt, dots, dots_no_batch
     model.init_stddev = 0.05  # of kernels and embeddings
     model.dtype = "float32"  # of the computation
     model.param_dtype = "float32"

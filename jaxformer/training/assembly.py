@@ -86,10 +86,13 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
             f"config.model.max_length is {config.model.max_length}, must be at least {longest} = "
             f"{data.max_length}, or None"
         )
-    decided |= decided_strides(config, data)
+    decided |= decided_strides(config, data) | decided_axes(config, data, decided)
     if config.schedule.decay_steps is None:
         # A run shorter than its warm-up just ends within it.
         decided["schedule.decay_steps"] = max(config.train.steps, config.schedule.warmup_steps + 1)
+    # How long losses take to vanish is part of the run, as its learning rates are: going on for longer changes neither.
+    if config.loss.get("intermediate_weight") and config.loss.intermediate_steps is None:
+        decided["loss.intermediate_steps"] = config.train.steps
     return decided
 
 
@@ -102,6 +105,16 @@ def decided_strides(config: ConfigDict, data: Any) -> dict[str, object]:
     if open_ones and not hasattr(data, "row_length"):
         raise ConfigError(f"config.{open_ones[0]} is None, which only pictures decide; give a number")
     return {path: data.row_length for path in open_ones}
+
+
+def decided_axes(config: ConfigDict, data: Any, decided: Mapping[str, object]) -> dict[str, object]:
+    """Rows and columns of axial positions that leave them to the data (None): those of a picture."""
+    model = config.model
+    is_open = model.positions == "axial" and "axial_shape" in model and model.axial_shape is None
+    if not is_open or not hasattr(data, "row_length"):
+        return {}
+    length: Any = decided.get("model.max_length", model.max_length)
+    return {"model.axial_shape": (math.ceil(length / data.row_length), data.row_length)}
 
 
 def make_model(config: ConfigDict) -> nn.Module:

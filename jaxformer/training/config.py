@@ -243,7 +243,7 @@ def read_config(path: Path) -> tuple[RunConfig, dict[str, object]]:
     try:
         stored = json.loads(path.read_text())
         run = RunConfig(from_json(stored), stored["source"], stored["arg"], tuple(stored["overrides"]))
-        return run, dict(stored["resolved"])
+        return run, {path: _to_tuples(value) for path, value in stored["resolved"].items()}
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} is not a run directory: it has no {path.name}") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:

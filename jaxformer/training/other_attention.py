@@ -35,7 +35,8 @@ def with_attention(config: ConfigDict, params: Any, attention: str, seed: int) -
     Args:
       config: the run's, with all values decided.
       params: the run's parameters.
-      attention: `name:argument=value,…`; all of its arguments.
+      attention: `name:argument=value,…`; all of its arguments. Of a run whose layers go through several attentions
+        in turn, one of them is changed in its place.
       seed: of what the attention draws (rotations, features), which is not the run's own.
 
     Returns:
@@ -47,13 +48,17 @@ def with_attention(config: ConfigDict, params: Any, attention: str, seed: int) -
     """
     name, arguments = parse_attention(attention)
     config = copy_config(config)
-    with config.unlocked():
-        config.model.attention = name
-        config.model.attention_args = ConfigDict(arguments)
+    with config.unlocked(), config.ignore_type():
+        own = config.model.get("attention")
+        if isinstance(own, tuple) and name in own:
+            config.model.attention_args[name] = ConfigDict(arguments)
+        else:
+            config.model.attention = name
+            config.model.attention_args = ConfigDict(arguments)
     model = make_model(config)
     example = {name: jnp.asarray(value) for name, value in example_batch(config.data.length).items()}
     state = dict(jax.jit(model.init)(jax.random.key(seed), **example))
-    own = state.pop("params")
-    if jax.tree.map(jnp.shape, own) != jax.tree.map(jnp.shape, params):
+    other = state.pop("params")
+    if jax.tree.map(jnp.shape, other) != jax.tree.map(jnp.shape, params):
         raise ConfigError(f"attention {name!r} has other parameters than the run's {config.model.name}")
     return model, state

@@ -1,6 +1,7 @@
 """Runs on algorithmic tasks and on pictures, from config to figures."""
 
 import json
+import types
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ from PIL import Image
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.data import load_algorithmic_data
-from jaxformer.training.assembly import make_model
+from jaxformer.training.assembly import decided_values, make_model
 from jaxformer.training.buckets import decode_rows, questions_and_answers
 from jaxformer.training.config import load_config, resolve
 from jaxformer.training.finished import evaluate_run, generate_from_run, load_run
@@ -56,6 +57,14 @@ DIGITS = (
     "log.every_steps=1",
     "sample.num_pictures=3",
 )
+# What each model of the experiments is by its fields, and the attentions of its layers.
+MODELS = {
+    "gpt": ({"stack": "plain", "residual": "plain"}, ("dense",)),
+    "universal": ({"stack": "universal", "step_embedding": "sinusoidal"}, ("dense",)),
+    "reformer": ({"residual": "reversible", "residual_merge": "concatenate", "positions": "axial"}, ("local", "lsh")),
+    "sparse": ({"remat": "full", "scale_residual_init": True, "positions": "axial"}, ("sparse",)),
+}
+OWN_ATTENTIONS = ("reformer", "sparse")
 
 
 def _figures(workdir):
@@ -112,6 +121,23 @@ def test_figures_of_a_length_are_those_of_its_answers_counted_one_by_one(words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_ATTENTIONS)
+def test_models_with_attentions_of_their_own_learn_a_task(name, tmp_path):
+    changes = [*WORDS, "model.num_layers=2"]
+    figures = train_and_evaluate(load_config(f"algorithmic:task=reverse,size=tiny,model={name}", changes), tmp_path)
+    losses = _losses(tmp_path)
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+    assert figures["buckets"]["length_2"]["exact_match"] > 0.5
+    if name == "reformer":
+        # One of the attentions is changed in its place.
+        arguments = "num_hashes=1,num_buckets=(16,),chunk_size=8,within_bucket=True"
+        other = evaluate_run(tmp_path, ["eval.decode=False"], attention=f"lsh:{arguments}")
+        assert other["loss"] != figures["validation_loss"]
+        with pytest.raises(ConfigError, match="other parameters"):
+            evaluate_run(tmp_path, attention="dense")
+
+
+@pytest.mark.slow
 def test_run_on_a_task_goes_on_exactly(words, tmp_path):
     straight, _ = words
     config = load_config("algorithmic:task=reverse,size=tiny", WORDS)
@@ -160,11 +186,52 @@ def test_config_takes_every_causal_attention_and_decodes_where_it_can(task):
     assert load_config("algorithmic:task=duplicate,size=tiny").config.model.attention == "shared_query_key"
 
 
-@pytest.mark.parametrize("model", ["gpt", "universal"])
-def test_config_takes_every_model(model):
-    config = load_config(f"algorithmic:model={model},size=tiny").config
-    made = make_model(resolve(config, {"model.vocab_size": 13, "model.max_length": 64}))
-    assert made.config.stack == ("universal" if model == "universal" else "plain")
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+@pytest.mark.parametrize("name", MODELS)
+def test_config_takes_every_model(name, size):
+    config = load_config(f"algorithmic:model={name},size={size}").config
+    made = make_model(resolve(config, {"model.vocab_size": 13, "model.max_length": 64})).config
+    fields, attentions = MODELS[name]
+    assert {field: getattr(made, field) for field in fields} == fields
+    assert tuple(choice.name for choice in made.attentions) == attentions
+    assert config.eval.decode
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [("reformer", "lsh"), ("sparse", "sparse"), ("gpt", "shared_query_key")]
+)
+def test_duplicate_has_one_layer_of_every_model(name, attention):
+    config = load_config(f"algorithmic:model={name},task=duplicate").config
+    made = make_model(resolve(config, {"model.vocab_size": 130, "model.max_length": 64})).config
+    assert (made.num_layers, [choice.name for choice in made.attentions]) == (1, [attention])
+
+
+@pytest.mark.parametrize("experiment", ["algorithmic", "pixels"])
+@pytest.mark.parametrize("name", OWN_ATTENTIONS)
+def test_models_with_attentions_of_their_own_take_no_other(experiment, name):
+    with pytest.raises(ConfigError, match=f"model={name} has attentions of its own; attention can't be dense"):
+        load_config(f"{experiment}:model={name},attention=dense")
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+@pytest.mark.parametrize("name", OWN_ATTENTIONS)
+def test_pictures_decide_rows_and_columns(name, size):
+    config = load_config(f"pixels:model={name},size={size}").config
+    data = types.SimpleNamespace(
+        tokenizer=types.SimpleNamespace(vocab_size=28),
+        train_rows=types.SimpleNamespace(length=65),
+        max_length=65,
+        row_length=8,
+    )
+    made = make_model(resolve(config, decided_values(config, data))).config
+    fields, attentions = MODELS[name]
+    assert {field: getattr(made, field) for field in fields} == fields
+    assert tuple(choice.name for choice in made.attentions) == attentions
+    assert made.axial_shape == (9, 8)
+    if name == "sparse":
+        seen = dict(made.attentions[0].args)["pattern"].mask(65)[30][:31]
+        # A row back and the column.
+        assert [key for key in range(31) if seen[key]] == [6, 14, 22, *range(23, 31)]
 
 
 def test_an_attention_is_read_with_its_arguments():
@@ -202,12 +269,21 @@ def test_decoded_answers_are_counted_over_rows_not_batches(monkeypatch):
 
 
 @pytest.mark.slow
-def test_run_on_pictures_learns_and_draws(tmp_path, capsys):
-    figures = train_and_evaluate(load_config("pixels:size=tiny", DIGITS), tmp_path)
+@pytest.mark.parametrize(
+    ("arg", "decided"),
+    [
+        ("size=tiny", {"model.attention_args.stride": 8}),
+        ("size=tiny,model=sparse", {"model.stride": 8, "model.axial_shape": [9, 8]}),
+        ("size=tiny,model=reformer", {"model.axial_shape": [9, 8]}),
+    ],
+)
+def test_run_on_pictures_learns_and_draws(tmp_path, capsys, arg, decided):
+    figures = train_and_evaluate(load_config(f"pixels:{arg}", DIGITS), tmp_path)
     losses = _losses(tmp_path)
     assert losses[-1] < losses[0] - 0.3
     assert figures["bits_per_dim"] == pytest.approx(figures["validation_loss"] / np.log(2), rel=1e-6)
-    assert json.loads((tmp_path / "config.json").read_text())["resolved"]["model.attention_args.stride"] == 8
+    resolved = json.loads((tmp_path / "config.json").read_text())["resolved"]
+    assert {path: resolved[path] for path in decided} == decided
     sheet = np.asarray(Image.open(tmp_path / "pictures" / "step_00000012.png"))
     assert sheet.shape == (132, 132)
     assert len(np.unique(sheet)) > 8
