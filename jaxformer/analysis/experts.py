@@ -28,7 +28,7 @@ class FeedForwardCost:
 
 
 def feed_forward_cost(config: TransformerConfig, length: int | None = None) -> FeedForwardCost:
-    """Parameters and operations of a block's feed-forward layer, by formula; where not all have experts, of one that has.
+    """Parameters and operations of a block's feed-forward layer (of one that has experts, where some do), by formula.
 
     With E experts of P parameters, K a token, R = embed_dim * E of the router and S shared experts (0 or 1):
     (E + S) P + R in all, of which a token uses (K + S) P + R. A plain layer of the same active size is one of
