@@ -33,6 +33,9 @@ def test_run_logs_pondering_and_goes_on_exactly(text, tiny_config, tmp_path):
     straight, stopped = load_run(tmp_path / "straight")[1], load_run(tmp_path / "stopped")[1]
     jax.tree.map(np.testing.assert_array_equal, straight, stopped)
     assert "".join(generate_from_run(tmp_path / "straight", ["be"], max_new_tokens=3, seed=1))
+    with np.load(tmp_path / "straight" / "ponder" / "step_00000004" / "validation.npz") as maps:
+        assert maps["ponder_steps"].shape == maps["tokens"].shape == (3, 23)
+        assert set(np.unique(maps["ponder_steps"])) <= {0, 1, 2, 3}
 
 
 PROGRAM = """
