@@ -14,6 +14,7 @@ from jaxformer.functional import check_sampling
 from jaxformer.inference.loop import Controls, Progress, advance, start
 from jaxformer.inference.prompts import PromptBatch, bucket, check_count, check_token, pad_prompts
 from jaxformer.inference.rules import Rule
+from jaxformer.inference.sources import SourceBatch, pad_sources
 from jaxformer.inference.steps import for_single_tokens, position_limit
 
 # Tokens a row between two looks of the host at what the device made.
@@ -27,6 +28,7 @@ def generate(
     prompts: Iterable[Any] | ArrayLike,
     *,
     max_new_tokens: int,
+    sources: Iterable[Any] | ArrayLike | None = None,
     rng: jax.Array | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -48,8 +50,10 @@ def generate(
     Args:
       model: a model that decodes with a cache (``jaxformer.models``).
       params: its parameters.
-      prompts: token ids, one sequence a row, of any lengths; or int [B, L].
+      prompts: token ids, one sequence a row, of any lengths; or int [B, L]. Of an encoder-decoder what its decoder
+        begins with, such as one start token a row.
       max_new_tokens: tokens wanted per row, at least 1.
+      sources: what an encoder-decoder's encoder reads, one sequence a row; encoded once.
       rng: typed PRNG key (``jax.random.key``); needed at a temperature above 0.
       temperature: of the softmax; 0 takes the most likely token each time.
       top_k: choose among that many most likely tokens, at least 1. None = no cut.
@@ -73,9 +77,10 @@ def generate(
         {"params": params, **(model_state or {})},
         prompts,
         max_new_tokens=max_new_tokens,
+        sources=sources,
         rng=rng,
         temperature=temperature,
-        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty, _vocabulary(model, vocab_size)),
+        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty, checked_vocabulary(model, vocab_size)),
         eos_id=eos_id,
         pad_id=pad_id,
     )
@@ -91,6 +96,7 @@ def stream(
     prompts: Iterable[Any] | ArrayLike,
     *,
     max_new_tokens: int,
+    sources: Iterable[Any] | ArrayLike | None = None,
     rng: jax.Array | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -109,6 +115,7 @@ def stream(
       params: likewise.
       prompts: likewise.
       max_new_tokens: likewise.
+      sources: likewise.
       rng: likewise.
       temperature: likewise.
       top_k: likewise.
@@ -131,9 +138,10 @@ def stream(
         {"params": params, **(model_state or {})},
         prompts,
         max_new_tokens=max_new_tokens,
+        sources=sources,
         rng=rng,
         temperature=temperature,
-        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty, _vocabulary(model, vocab_size)),
+        rule=Rule(temperature == 0, top_k, top_p, min_p, repetition_penalty, checked_vocabulary(model, vocab_size)),
         eos_id=eos_id,
         pad_id=pad_id,
     )
@@ -147,6 +155,7 @@ class _Request(NamedTuple):
       model: the model.
       variables: its parameters and other collections.
       prompts: the prompts.
+      sources: of the encoder, or None.
       max_new_tokens: tokens wanted per row.
       rule: how tokens are chosen.
       controls: what else steers it.
@@ -155,6 +164,7 @@ class _Request(NamedTuple):
     model: nn.Module
     variables: Any
     prompts: PromptBatch
+    sources: SourceBatch | None
     max_new_tokens: int
     rule: Rule
     controls: Controls
@@ -166,6 +176,7 @@ def _request(
     prompts: Any,
     *,
     max_new_tokens: int,
+    sources: Any,
     rng: jax.Array | None,
     temperature: float,
     rule: Rule,
@@ -192,10 +203,11 @@ def _request(
         eos_id=jnp.asarray(-1 if eos_id is None else check_token(eos_id, "eos_id", vocab_size), jnp.int32),
         pad_id=jnp.asarray(check_token(pad_id, "pad_id"), jnp.int32),
     )
-    return _Request(model, variables, batch, max_new_tokens, rule, controls)
+    encoded = pad_sources(sources, model, len(batch.tokens))
+    return _Request(model, variables, batch, encoded, max_new_tokens, rule, controls)
 
 
-def _vocabulary(model: nn.Module, vocab_size: int | None) -> int | None:
+def checked_vocabulary(model: nn.Module, vocab_size: int | None) -> int | None:
     """The checked number of ids to choose from; None for all, however that was said, so that nothing compiles anew."""
     if vocab_size is None:
         return None
@@ -216,7 +228,8 @@ def _start(request: _Request) -> Progress:
     """The first token of every row."""
     tokens, lengths = request.prompts
     size = bucket(request.max_new_tokens)
-    return start(request.model, request.rule, size, request.variables, tokens, lengths, request.controls)
+    sources, controls = request.sources, request.controls
+    return start(request.model, request.rule, size, request.variables, tokens, lengths, sources, controls)
 
 
 def _arrange(request: _Request) -> tuple[nn.Module, Any]:

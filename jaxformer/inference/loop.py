@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.inference.rules import Rule, choose_tokens
+from jaxformer.inference.sources import SourceBatch, begin_cache
 from jaxformer.inference.steps import left_padded_positions, next_logits
 
 
@@ -56,6 +57,7 @@ def start(
     variables: Any,
     prompts: Int[Array, "B P"],
     lengths: Int[Array, "B"],
+    sources: SourceBatch | None,
     controls: Controls,
 ) -> Progress:
     """Read the prompts and choose every row's first token.
@@ -67,6 +69,7 @@ def start(
       variables: of the model.
       prompts: int32 [B, P], padded at the left.
       lengths: int32 [B].
+      sources: of the encoder, or None.
       controls: the rest.
 
     Returns:
@@ -74,7 +77,7 @@ def start(
     """
     batch_size, width = prompts.shape
     positions, real = left_padded_positions(lengths, width)
-    cache = model.init_cache(batch_size, width + size)
+    cache = begin_cache(model, variables, sources, batch_size, width + size)
     logits, cache = next_logits(model, variables, prompts, positions=positions, key_mask=real, cache=cache)
     seen = None
     if rule.repetition_penalty != 1:

@@ -48,11 +48,13 @@ def pad_prompts(
     Raises:
       ValueError: no prompts, an empty one, ids that are not integers or out of range, or more tokens than positions.
     """
-    rows = [_as_ids(prompt, row) for row, prompt in enumerate(_as_rows(prompts))]
-    if not rows:
-        raise ValueError("prompts is empty; it must hold at least one sequence of token ids.")
+    rows = check_rows(prompts, "prompts", vocab_size)
     for row, ids in enumerate(rows):
-        _check_row(ids, row, vocab_size, max_new_tokens, position_limit)
+        if position_limit is not None and ids.size + max_new_tokens > position_limit:
+            raise ValueError(
+                f"prompts[{row}] has {ids.size} tokens and max_new_tokens={max_new_tokens}, together "
+                f"{ids.size + max_new_tokens}; the model has max_length={position_limit} positions."
+            )
     lengths = np.array([ids.size for ids in rows], np.int32)
     width = bucket(int(lengths.max()), position_limit)
     tokens = np.zeros((len(rows), width), np.int32)
@@ -90,33 +92,43 @@ def _is_integer(value: Any) -> bool:
     return not isinstance(value, bool)
 
 
-def _as_rows(prompts: Any) -> list[Any]:
-    """The prompts one by one; a single prompt or text is a frequent mistake and is named."""
-    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
-        raise ValueError(f"prompts={prompts!r} must be sequences of token ids, one per row; encode texts first.")
-    if np.ndim(prompts if hasattr(prompts, "ndim") else 0) == 1:
-        raise ValueError(f"prompts has shape {prompts.shape}; it must be [batch, length]: prompts[None] for one.")
-    return list(prompts)
+def check_rows(sequences: Any, name: str, vocab_size: int) -> list[Int[np.ndarray, "_"]]:
+    """Sequences of token ids as arrays, none of them empty.
+
+    Args:
+      sequences: token ids, one sequence a row, or int [B, L].
+      name: of the argument.
+      vocab_size: ids are below it.
+
+    Raises:
+      ValueError: no sequences, an empty one, or ids that are not integers or out of range.
+    """
+    rows = [_as_ids(ids, f"{name}[{row}]") for row, ids in enumerate(_as_rows(sequences, name))]
+    if not rows:
+        raise ValueError(f"{name} is empty; it must hold at least one sequence of token ids.")
+    for row, ids in enumerate(rows):
+        if not ids.size:
+            raise ValueError(f"{name}[{row}] is empty; give it at least one token, such as the tokenizer's bos_id.")
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
+        if wrong.size:
+            raise ValueError(f"{name}[{row}] holds the id {wrong[0]}; ids must be in [0, {vocab_size}).")
+    return rows
 
 
-def _as_ids(prompt: Any, row: int) -> Int[np.ndarray, "L"]:
-    """One prompt's ids."""
-    if isinstance(prompt, str | bytes) or np.ndim(prompt) != 1:
-        raise ValueError(f"prompts[{row}]={prompt!r} must be a sequence of token ids.")
-    ids = np.asarray(prompt)
+def _as_rows(sequences: Any, name: str) -> list[Any]:
+    """The sequences one by one; a single one or text is a frequent mistake and is named."""
+    if isinstance(sequences, str | bytes) or not hasattr(sequences, "__iter__"):
+        raise ValueError(f"{name}={sequences!r} must be sequences of token ids, one per row; encode texts first.")
+    if np.ndim(sequences if hasattr(sequences, "ndim") else 0) == 1:
+        raise ValueError(f"{name} has shape {sequences.shape}; it must be [batch, length]: {name}[None] for one.")
+    return list(sequences)
+
+
+def _as_ids(sequence: Any, name: str) -> Int[np.ndarray, "L"]:
+    """One sequence's ids."""
+    if isinstance(sequence, str | bytes) or np.ndim(sequence) != 1:
+        raise ValueError(f"{name}={sequence!r} must be a sequence of token ids.")
+    ids = np.asarray(sequence)
     if ids.size and not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"prompts[{row}] holds {ids.dtype}; token ids must be integers.")
+        raise ValueError(f"{name} holds {ids.dtype}; token ids must be integers.")
     return ids.astype(np.int64)
-
-
-def _check_row(ids: np.ndarray, row: int, vocab_size: int, max_new_tokens: int, position_limit: int | None) -> None:
-    if not ids.size:
-        raise ValueError(f"prompts[{row}] is empty; give it at least one token, such as the tokenizer's bos_id.")
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if wrong.size:
-        raise ValueError(f"prompts[{row}] holds the id {wrong[0]}; ids must be in [0, {vocab_size}).")
-    if position_limit is not None and ids.size + max_new_tokens > position_limit:
-        raise ValueError(
-            f"prompts[{row}] has {ids.size} tokens and max_new_tokens={max_new_tokens}, together "
-            f"{ids.size + max_new_tokens}; the model has max_length={position_limit} positions."
-        )
