@@ -21,7 +21,6 @@ SHAPE = {
     "max_length": 12,
     "init_stddev": 0.4,
     "attention": ("local", "lsh"),
-    "attention_args": {"local": {"window": 2}, "lsh": EXACT},
     "axial_shape": (4, 3),
     "axial_dims": (4, 8),
     "mlp_chunk_size": 4,
@@ -29,9 +28,13 @@ SHAPE = {
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 13, (2, 9)))
 
 
+def args_of(chunk_size=16):
+    return {"local": {"window": 2}, "lsh": {**EXACT, "chunk_size": chunk_size}}
+
+
 @functools.cache
-def made():
-    model = reformer(**SHAPE)
+def made(chunk_size=16):
+    model = reformer(**SHAPE, attention_args=args_of(chunk_size))
     return model, jax.jit(lambda key: model.init(key, TOKENS))(jax.random.key(1))
 
 
@@ -56,8 +59,10 @@ def test_the_large_size_is_the_published_one():
     assert abs(count / 149.2e6 - 1) < 1e-3
 
 
-def test_no_logit_depends_on_a_later_token():
-    model, variables = made()
+@pytest.mark.parametrize("chunk_size", [16, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_logit_depends_on_a_later_token(chunk_size):
+    """By gradient, also where several chunks make the choice of keys, which has no gradient, depend on later tokens."""
+    model, variables = made(chunk_size)
     params = variables["params"]
     table = params["token_embedding"]["embedding"]
 
@@ -71,7 +76,8 @@ def test_no_logit_depends_on_a_later_token():
 
     influence = np.stack([np.abs(gradient(jnp.zeros((9, 12)), query)).sum(1) for query in range(9)])
     np.testing.assert_array_equal(influence[np.triu_indices(9, 1)], 0.0)
-    assert (influence[np.tril_indices(9)] > 0).mean() > 0.5, "two tokens back, and those of one's bucket"
+    assert (np.diag(influence) > 0).all()
+    assert (influence[np.tril_indices(9)] > 0).mean() > 0.4, "two tokens back, and those of one's bucket"
 
 
 def test_cached_decoding_equals_the_full_pass_where_a_chunk_holds_the_row():
@@ -132,7 +138,8 @@ def test_whole_logits_are_in_no_program_of_a_training_step():
 
 @pytest.mark.slow
 def test_a_tiny_model_learns_a_sentence_by_heart():
-    model = reformer(**{**SHAPE, "embed_dim": 24, "axial_dims": (8, 16), "init_stddev": 0.02})
+    fields = {**SHAPE, "embed_dim": 24, "axial_dims": (8, 16), "init_stddev": 0.02}
+    model = reformer(**fields, attention_args=args_of())
     variables = dict(jax.jit(lambda: model.init(jax.random.key(0), TOKENS))())
     params = variables.pop("params")
     batch = {"tokens": TOKENS[:, :-1], "targets": TOKENS[:, 1:]}
@@ -145,8 +152,7 @@ def test_a_tiny_model_learns_a_sentence_by_heart():
 
 @pytest.mark.slow
 def test_encoder_and_decoder_reach_each_other():
-    fields = {**SHAPE, "residual": "reversible", "positions": "axial", "architecture": "encoder_decoder"}
-    model = reformer(**fields)
+    model = reformer(**SHAPE, attention_args=args_of(), architecture="encoder_decoder")
     variables = jax.jit(lambda key: model.init(key, TOKENS, source=TOKENS))(jax.random.key(0))
     source = TOKENS.at[0, 0].set((TOKENS[0, 0] + 1) % 13)
     one = apply(model, variables, TOKENS, {"source": TOKENS}).logits

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxformer.models import BlockInputs, Stack, Transformer, TransformerConfig, gpt, stack_layers, unstack_layers
@@ -236,6 +237,32 @@ def test_no_position_depends_on_later_ones():
 
     seen = jnp.abs(jax.jit(jax.jacrev(outputs))(x)[:, 0]).max(-1) > 0
     np.testing.assert_array_equal(seen, np.tril(np.ones((5, 5), bool)))
+
+
+@pytest.mark.slow
+def test_a_tiny_model_learns_sequences_by_heart():
+    model, tokens = small(embed_dim=24, init_stddev=0.1, mlp_dropout_rate=0.0), tokens_like(length=10)
+    optimizer = optax.adam(1e-2)
+
+    def step(carry, index):
+        params, state = carry
+
+        def loss(params):
+            rngs = {"dropout": jax.random.fold_in(jax.random.key(0), index)}
+            out = model.apply({"params": params}, tokens[:, :-1], deterministic=False, rngs=rngs)
+            return optax.softmax_cross_entropy_with_integer_labels(out.logits, tokens[:, 1:]).mean()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), value
+
+    params = init(model, tokens)["params"]
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(300)))
+    (params, _), losses = run((params, optimizer.init(params)))
+    assert losses[0] > 2
+    assert losses[-20:].mean() < 0.7, "with dropout"
+    logits = model.apply({"params": params}, tokens[:, :-1]).logits
+    assert (logits.argmax(-1) == tokens[:, 1:]).mean() > 0.9
 
 
 def temporaries(residual, depth):

@@ -1,4 +1,4 @@
-"""Run by tests in processes of their own: trains a tiny GPT on a mesh and on one device, and prints what both gave."""
+"""Run by tests in processes of their own: trains a tiny model on a mesh and on one device, and prints both."""
 
 import json
 import sys
@@ -17,7 +17,18 @@ from jaxformer.training.state import abstract_params, abstract_state, init_state
 from jaxformer.training.step import jit_train_step, make_train_step
 
 ROWS, LENGTH, STEPS = 16, 6, 4
-FIELDS = {"vocab_size": 14, "num_layers": 3, "embed_dim": 12, "num_heads": 2, "max_length": 7, "mlp_dim": 20}
+# Tests of other models change these two.
+MODEL = "gpt"
+FIELDS = {
+    "vocab_size": 14,
+    "num_layers": 3,
+    "embed_dim": 12,
+    "num_heads": 2,
+    "max_length": 7,
+    "mlp_dim": 20,
+    "dropout_rate": 0.1,
+    "attention_dropout_rate": 0.1,
+}
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -29,7 +40,7 @@ def make_batch(seed):
 
 def train(mesh):
     """Trains on a mesh; returns the losses, the state before and after, and the compiled step's collectives."""
-    model = MODELS["gpt"](**FIELDS, dropout_rate=0.1, attention_dropout_rate=0.1)
+    model = MODELS[MODEL](**FIELDS)
     schedule = make_schedule("cosine", learning_rate=1e-2, decay_steps=9)
     optimizer, _ = make_optimizer(learning_rate=schedule, params=abstract_params(model, make_batch(0)))
     shardings, replicated = state_shardings(abstract_state(model, optimizer, make_batch(0)), mesh)
