@@ -68,8 +68,8 @@ MODEL_FIELDS: dict[str, dict[str, object]] = {
         "halting": "none",  # none: every token makes num_layers steps; act: as many as it needs, up to num_layers
         "halting_threshold": 0.99,  # sum of halting probabilities at which a token halts, fraction in (0, 1]
         "halting_mix": "weighted",  # how steps make the output: weighted (Graves 2016), exponential (tensor2tensor)
-        "halting_bias_init": 1.0,  # the larger, the fewer steps at the start
-        "ponder_weight": 0.01,  # loss per step
+        "halting_bias_init": -1.0,  # the larger, the fewer steps at the start: 4 at -1, 2 at 1
+        "ponder_weight": 0.003,  # loss per step, mean over all tokens; ten times that leaves one step for parity
     },
     "reformer": {
         "name": "reformer",
