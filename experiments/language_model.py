@@ -14,6 +14,11 @@ token uses one; Dehghani et al. 2019: one block's parameters in all layers, with
 token needs; Kitaev et al. 2020: reversible layers with LSH and local attention in turn; Child et al. 2019: sparse
 factors of attention; these two have attentions of their own).
 
+Auxiliary losses of training, as in Al-Rfou et al. 2018, arXiv:1808.04444, each logged under a name of its own:
+    --config.loss.intermediate_weight=1    every layer predicts, layer l of n until l / 2n of the training
+    --config.model.num_future_tokens=2     the token after the next too, by a head of its own, weight loss.future_weight
+    --config.loss.positions=last           the opposite of the paper's first: only a row's last position is supervised
+
 size   parameters  cost                          expected
 tiny        0.12 M about a minute on 2 CPU cores  2.8 validation bits per byte (of harder text)
 small       0.8 M  about 5 minutes on 2 CPU cores below 2.1 validation bits per byte, text that looks like Python
@@ -172,6 +177,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.loss.z_loss = 0.0  # weight of the squared log-normaliser
     # Tokens whose logits exist at once; None = all.
     config.loss.chunk_size = optional(int, 1024 if chosen["model"] == "reformer" else None)
+    config.loss.positions = "all"  # that training supervises: all, last (of a row, or of each packed document)
+    config.loss.intermediate_weight = 0.0  # of the intermediate layers' predictions at the start; 0 = none
+    config.loss.intermediate_steps = optional(int)  # steps of which they take half to vanish; None = train.steps' first
+    config.loss.future_weight = 0.5  # of each token after the next (model.num_future_tokens)
     config.update(training_config())
     config.update_from_flattened_dict(SIZES[chosen["size"]])
     config.model.update(MODEL_FIELDS[chosen["model"]])
@@ -199,6 +208,7 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.activation = "gelu_tanh"  # relu, gelu, gelu_tanh, swiglu, geglu, geglu_tanh
     model.use_bias = True
     model.tie_embeddings = True  # the output head is the transposed token embedding
+    model.num_future_tokens = 1  # tokens that each position predicts in training; 1 = the next
     model.vocab_multiple = 1  # rows of the vocabulary are padded to a multiple, for speed
     model.dropout_rate = 0.0  # fraction in [0, 1)
     model.attention_dropout_rate = 0.0  # fraction in [0, 1)

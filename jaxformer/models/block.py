@@ -55,6 +55,8 @@ class BlockAux(NamedTuple):
       metrics: figures that are only reported, by name, each (sum, count) of this batch; a stack gives both a leading
         layer axis.
       maps: what is reported of every token, by name, each [B, T]; only a stack with halting has any.
+      readouts: what the call's ``readout`` made of the layer's output, by name; a stack gives each a leading layer
+        axis.
     """
 
     losses: dict[str, Array]
@@ -63,6 +65,7 @@ class BlockAux(NamedTuple):
     weights: dict[str, Array]
     metrics: dict[str, tuple[Array, Array]] = {}  # noqa: RUF012
     maps: dict[str, Array] = {}  # noqa: RUF012
+    readouts: dict[str, Array] = {}  # noqa: RUF012
 
 
 @jax.tree_util.register_dataclass
@@ -346,8 +349,8 @@ def _real_tokens(inputs: BlockInputs) -> Array | None:
     return real if inputs.key_mask is None else real & inputs.key_mask
 
 
-def make_norm(config: TransformerConfig, name: str) -> nn.Module:
-    """The configured normalisation layer under ``name``."""
+def make_norm(config: TransformerConfig, name: str | None) -> nn.Module:
+    """The configured normalisation layer under ``name`` (None: of no module, to be applied to parameters)."""
     if config.norm == "rms":
         return RMSNorm(epsilon=config.norm_epsilon, param_dtype=config.parameter_dtype, name=name)
     return LayerNorm(

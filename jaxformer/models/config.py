@@ -53,6 +53,8 @@ class TransformerConfig:
       activation: of the feed-forward layer: relu, gelu (exact), gelu_tanh, swiglu, geglu or geglu_tanh.
       use_bias: whether projections and LayerNorm have biases.
       tie_embeddings: the output head is the transposed token embedding.
+      num_future_tokens: tokens that every position predicts in training; 1 = the next. Each further one has an output
+        head of its own, which only training uses (``jaxformer.training.auxiliary``).
       scale_embedding: multiply token embeddings by sqrt(embed_dim), as in the 2017 paper.
       vocab_multiple: rows of the vocabulary are padded to a multiple of it, for speed; results don't change.
       dropout_rate: dropout after embeddings and each sub-layer, fraction in [0, 1).
@@ -134,6 +136,7 @@ class TransformerConfig:
     activation: str = "gelu_tanh"
     use_bias: bool = True
     tie_embeddings: bool = True
+    num_future_tokens: int = 1
     scale_embedding: bool = False
     vocab_multiple: int = 1
     dropout_rate: float = 0.0
@@ -186,8 +189,12 @@ class TransformerConfig:
         check_mixture(self)
         check_universal(self)
         check_residual(self)
-        for name in ("vocab_size", "num_layers", "embed_dim", "max_length", "vocab_multiple", "relative_buckets"):
+        for name in _COUNTS:
             _check_count(name, getattr(self, name))
+        if self.num_future_tokens > 1 and self.architecture == "encoder":
+            raise ValueError(
+                f"num_future_tokens={self.num_future_tokens} needs a decoder; an encoder sees the tokens after its own"
+            )
         for name in ("num_encoder_layers", "mlp_dim", "mlp_chunk_size", "convolution_width"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
@@ -217,6 +224,11 @@ class TransformerConfig:
     def output_dim(self) -> int:
         """Width of the final hidden states."""
         return 2 * self.embed_dim if self.residual_merge == "concatenate" else self.embed_dim
+
+    @property
+    def vocab_rows(self) -> int:
+        """Tokens that exist, padded to a multiple."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def is_random(self) -> bool:
@@ -252,6 +264,16 @@ class TransformerConfig:
         """``param_dtype`` as a dtype."""
         return jnp.dtype(self.param_dtype)
 
+
+_COUNTS = (
+    "vocab_size",
+    "num_layers",
+    "embed_dim",
+    "max_length",
+    "vocab_multiple",
+    "relative_buckets",
+    "num_future_tokens",
+)
 
 _CHOICES = {
     "architecture": ARCHITECTURES,

@@ -36,7 +36,8 @@ class Stack(nn.Module):
     A reversible stack (``config.residual``) has the same parameters and two streams, both beginning as ``x``: the
     attentions read the second and are added to the first, the feed-forward reads the first and is added to the second.
     Its backward pass recomputes every layer's inputs from its outputs (``jaxformer.functional.reversible_stack``). With
-    a cache, projected memories or ``return_weights`` the same function is computed as a plain loop.
+    a cache, projected memories or ``return_weights`` the same function is computed as a plain loop; with ``readout``
+    too, each block recomputed in the backward pass, so that both streams are kept at every layer.
 
     Args:
       config: the model's configuration.
@@ -60,6 +61,7 @@ class Stack(nn.Module):
         memory: tuple[Array, Array] | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
+        readout: Callable[[Array, Array], dict[str, Array]] | None = None,
     ) -> tuple[Array, BlockAux]:
         """Apply all blocks.
 
@@ -71,11 +73,14 @@ class Stack(nn.Module):
           memory: cross-attention keys and values of every layer, leading layer axis, from ``project_memories``.
           deterministic: switches dropout off.
           return_weights: also return attention weights, stacked over depth.
+          readout: called with the number of each layer and the residual stream after it [B, T, config.output_dim],
+            inside the scan; what it returns by name comes out in ``readouts``. No layer's output is kept for it
+            beyond the backward pass's needs.
 
         Returns:
-          The residual stream [B, T, config.output_dim] and a ``BlockAux`` whose losses, weights and metrics have a
-          leading axis of the layers that have them; its state is what the blocks changed of their variables that are
-          not parameters, laid out like them.
+          The residual stream [B, T, config.output_dim] and a ``BlockAux`` whose losses, weights, metrics and readouts
+          have a leading axis of the layers that have them; its state is what the blocks changed of their variables
+          that are not parameters, laid out like them.
         """
         config = self.config
         reversible = config.residual == "reversible"
@@ -86,10 +91,11 @@ class Stack(nn.Module):
             deterministic=deterministic,
             return_weights=return_weights,
             updating=not deterministic and self.is_mutable_collection(STATE) and not self.is_initializing(),
+            readout=self._merged(readout),
         )
         variables = self._variables(call.blocks, x)
         streams: Any = split_streams(x) if reversible else x
-        if reversible and cache is None and memory is None and not return_weights:
+        if reversible and cache is None and memory is None and not return_weights and readout is None:
             if not config.scan_layers:
                 variables = jax.tree.map(lambda leaf: leaf[None], variables)
             streams, outputs = call.reverse(streams, variables)
@@ -103,6 +109,19 @@ class Stack(nn.Module):
         else:
             x = streams
         return x, _join(outputs)._replace(cache=cache, state=self._keep_state(outputs))
+
+    def _merged(self, readout: Callable | None) -> Callable | None:
+        """The readout of a stack's streams, one or two."""
+        if readout is None or self.config.residual == "plain":
+            return readout
+        return lambda layer, streams: readout(
+            layer, merge_streams(streams, self.config.residual_merge, self.config.compute_dtype)
+        )
+
+    def _remat(self, call: StackCall) -> str:
+        """What the backward pass recomputes; a reversible stack that can't run backwards keeps its streams alone."""
+        reversible = self.config.residual == "reversible"
+        return "full" if reversible and call.readout is not None else self.config.remat
 
     def _scan(self, call: StackCall, carry: Any, variables: list[Any], memory: Any) -> tuple[Any, list[BlockAux]]:
         """All layers as a scan over periods; what comes out at each place of the period, stacked over the periods."""
@@ -120,7 +139,7 @@ class Stack(nn.Module):
 
         steps = (variables, jnp.arange(self.num_layers // period), memory)
         scan = _scan_groups if self.config.remat == "sqrt" else jax.lax.scan
-        return scan(recompute(self.config, body), carry, steps)
+        return scan(recompute(self.config, body, self._remat(call)), carry, steps)
 
     def _unroll(self, call: StackCall, carry: Any, variables: list[Any], memory: Any) -> tuple[Any, list[BlockAux]]:
         """All layers one after the other; what comes out of each, with a leading axis of length 1."""
@@ -128,7 +147,7 @@ class Stack(nn.Module):
         outputs = []
         for i in range(self.num_layers):
             part = jax.tree.map(lambda leaf, i=i: leaf[i], memory)
-            run = recompute(self.config, functools.partial(call.apply, i % period))
+            run = recompute(self.config, functools.partial(call.apply, i % period), self._remat(call))
             carry, aux = run(carry, variables[i], jnp.asarray(i // period), part)
             outputs.append(jax.tree.map(lambda leaf: leaf[None], aux))
         return carry, outputs
@@ -199,6 +218,7 @@ def _join(outputs: list[BlockAux]) -> BlockAux:
         cache=None,
         weights=join([aux.weights for aux in outputs]),
         metrics=join([aux.metrics for aux in outputs]),
+        readouts=join([aux.readouts for aux in outputs]),
     )
 
 
@@ -240,11 +260,12 @@ def _scan_groups(body: Callable, carry: Any, steps: Any) -> tuple[Any, Any]:
     return carry, jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), outputs)
 
 
-def recompute(config: TransformerConfig, function: Callable) -> Callable:
-    """The function, whose results the backward pass recomputes as ``config.remat`` says."""
-    if config.remat == "none":
+def recompute(config: TransformerConfig, function: Callable, remat: str | None = None) -> Callable:
+    """The function, whose results the backward pass recomputes as ``remat`` says (None = ``config.remat``)."""
+    remat = config.remat if remat is None else remat
+    if remat == "none":
         return function
-    return jax.checkpoint(function, policy=_POLICIES[config.remat], prevent_cse=not config.scan_layers)
+    return jax.checkpoint(function, policy=_POLICIES[remat], prevent_cse=not config.scan_layers)
 
 
 def make_blocks(config: TransformerConfig, num_layers: int, causal: bool, cross: bool) -> list[TransformerBlock]:

@@ -25,6 +25,8 @@ class StackCall:
       deterministic: switches dropout off.
       return_weights: attention weights are wanted.
       updating: blocks may change their state.
+      readout: called with the number of each layer and its output [B, T, D]; what it returns by name comes out in
+        ``readouts``.
     """
 
     blocks: list[TransformerBlock]
@@ -33,6 +35,7 @@ class StackCall:
     deterministic: bool
     return_weights: bool
     updating: bool
+    readout: Callable[[Array, Array], dict[str, Array]] | None = None
 
     def apply(self, place: int, carry: tuple[Any, tuple], variables: Any, index: Any, memory: Any) -> tuple:
         """One block: layer ``index * period + place``.
@@ -52,7 +55,8 @@ class StackCall:
         layer = index * len(self.blocks) + place
         (x, aux), state = self._run(self.blocks[place], None, variables, self.rng, layer, (x, self.inputs), arguments)
         caches = (*caches[:place], aux.cache, *caches[place + 1 :])
-        return (x, caches), aux._replace(cache=None, state=state)
+        readouts = {} if self.readout is None else self.readout(layer, x)
+        return (x, caches), aux._replace(cache=None, state=state, readouts=readouts)
 
     def reverse(
         self, streams: tuple[Array, Array], variables: list[tuple[Any, Any]]

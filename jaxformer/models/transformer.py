@@ -1,6 +1,7 @@
 """The Transformer: embeddings, one or two stacks and the output head, driven by one configuration."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -82,10 +83,12 @@ class Side(nn.Module):
         cache: DecoderCache | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
+        readout: Callable[[Array, Array], dict[str, Array]] | None = None,
     ) -> tuple[Array, BlockAux]:
         """Embedded tokens [B, T, embed_dim] to final hidden states of the same shape, and the stack's ``BlockAux``.
 
-        ``shift`` is added to the positions of each row where they are vectors, and only there.
+        ``shift`` is added to the positions of each row where they are vectors, and only there. ``readout`` is called
+        with the number of each layer and its output, through the final norm where there is one.
         """
         config = self.config
         if cache is not None and inputs.positions is None:
@@ -111,6 +114,7 @@ class Side(nn.Module):
             memory=memory,
             deterministic=deterministic,
             return_weights=return_weights,
+            readout=self._normed(readout),
         )
         if config.norm_placement == "pre":
             x = make_norm(config, "final_norm")(x)
@@ -118,6 +122,14 @@ class Side(nn.Module):
             cache = dataclasses.replace(cache, layers=aux.cache, index=cache.index + x.shape[1])
             aux = aux._replace(cache=cache)
         return x, aux
+
+    def _normed(self, readout: Callable | None) -> Callable | None:
+        """The readout of layers' outputs before the final norm."""
+        if readout is None or self.config.norm_placement == "post":
+            return readout
+        # Apart from this module: inside the scan none of its own can be called.
+        norm, params = make_norm(self.config, None), self.get_variable("params", "final_norm")
+        return lambda layer, x: readout(layer, norm.apply({"params": params}, x))
 
     def _coordinates(self, positions: Int[Array, "B T"]) -> Float[Array, "B T D"] | None:
         """The vectors of the positions, where they are vectors."""
@@ -193,15 +205,26 @@ class Transformer(nn.Module):
         if config.architecture != "encoder":
             self.decoder = Side(config, config.num_layers, causal=True, cross=config.architecture == "encoder_decoder")
         if not config.tie_embeddings:
-            rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
             self.output_head = Projection(
                 config.output_dim,
-                rows,
+                config.vocab_rows,
                 use_bias=False,
                 dtype=config.compute_dtype,
                 param_dtype=config.parameter_dtype,
                 kernel_init=make_kernel_init(config),
             )
+        # Of the tokens after the next: ``future_2_head``, ….
+        self.future = {
+            f"{token}_head": Projection(
+                config.output_dim,
+                config.vocab_rows,
+                use_bias=False,
+                dtype=config.compute_dtype,
+                param_dtype=config.parameter_dtype,
+                kernel_init=make_kernel_init(config),
+            )
+            for token in range(2, config.num_future_tokens + 1)
+        }
 
     def __call__(
         self,
@@ -273,8 +296,14 @@ class Transformer(nn.Module):
         cache: DecoderCache | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
+        readout: Callable[[Array, Array], dict[str, Array]] | None = None,
     ) -> tuple[Array, BlockAux]:
-        """Final hidden states [B, L, embed_dim] and the stack's ``BlockAux``; arguments as for a call."""
+        """Final hidden states [B, L, embed_dim] and the stack's ``BlockAux``; arguments as for a call.
+
+        ``readout(layer, hidden)`` is called inside the (decoder's) stack with the number of each layer, from 0, and its
+        output as ``head`` takes it, through the final norm; what it returns by name comes out in ``aux.readouts`` with
+        a leading layer axis.
+        """
         self._check_call(tokens, source, cache, positions)
         if source_segments is not None and segments is None:
             raise ValueError("source_segments were given without segments; packed sources need packed targets")
@@ -283,16 +312,17 @@ class Transformer(nn.Module):
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
         shift = self._draw_shift(tokens.shape[0], deterministic)
         x = self._embed(tokens)
+        if self.is_initializing():
+            self.future_kernels()
+        options: Any = {"deterministic": deterministic, "return_weights": return_weights, "readout": readout}
         if self.config.architecture == "encoder":
-            return self.encoder(x, inputs, shift=shift, deterministic=deterministic, return_weights=return_weights)
+            return self.encoder(x, inputs, shift=shift, **options)
         encoder_aux = None
         if source is not None:
             given = BlockInputs(positions=source_positions, segments=source_segments, key_mask=source_mask)
             memory, encoder_aux = self._encode(source, given, shift, deterministic)
             inputs = inputs._replace(memory=memory, memory_mask=source_mask, memory_segments=source_segments)
-        x, aux = self.decoder(
-            x, inputs, shift=shift, cache=cache, deterministic=deterministic, return_weights=return_weights
-        )
+        x, aux = self.decoder(x, inputs, shift=shift, cache=cache, **options)
         return x, aux if encoder_aux is None else _with_encoder(aux, encoder_aux)
 
     def encode(
@@ -335,6 +365,10 @@ class Transformer(nn.Module):
     def head_kernel(self) -> Float[Array, "D V"]:
         """The kernel by which ``head`` multiplies, [output_dim, vocab_size padded to vocab_multiple]."""
         return self.token_embedding.embedding.T if self.config.tie_embeddings else self.output_head.arrays()[0]
+
+    def future_kernels(self) -> list[Float[Array, "D V"]]:
+        """Kernels like ``head_kernel`` of the tokens after the next, in order; generation has no use for them."""
+        return [head.arrays()[0] for head in self.future.values()]
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:

@@ -53,6 +53,7 @@ class UniversalStack(nn.Module):
         memory: tuple[Array, Array] | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
+        readout: Callable[[Array, Array], dict[str, Array]] | None = None,
     ) -> tuple[Array, BlockAux]:
         """Apply all steps.
 
@@ -64,6 +65,8 @@ class UniversalStack(nn.Module):
           memory: cross-attention keys and values from ``project_tied_memory``, in place of ``inputs.memory``.
           deterministic: switches dropout off.
           return_weights: also return attention weights and each step's share of the output, stacked over the steps.
+          readout: called with the number of each step and the state after it; what it returns by name comes out in
+            ``readouts``, stacked over the steps.
 
         Returns:
           The state [B, T, embed_dim] and a ``BlockAux``. With halting its losses have ``ponder``, the mean over real
@@ -73,6 +76,11 @@ class UniversalStack(nn.Module):
           exit the losses of the attention are left out.
         """
         config = self.config
+        if readout is not None and config.halting != "none":
+            raise ValueError(
+                f"readout can't be given with halting={config.halting!r}: a position's output is a mix of its steps, "
+                "none of which is a layer's output"
+            )
         block = make_blocks(config, self.num_layers, self.causal, self.cross)[0]
         variables = self._variables(block, x)
         if self.cross and memory is None:
@@ -86,7 +94,7 @@ class UniversalStack(nn.Module):
 
             def body(loop: tuple[Array, Any], index: Array) -> tuple[tuple[Array, Any], BlockAux]:
                 x, carry, aux = apply(index, locate(loop[0], index), loop[1])
-                return (x, carry), aux
+                return (x, carry), aux if readout is None else aux._replace(readouts=readout(index, x))
 
             steps = jnp.arange(self.num_layers, dtype=jnp.int32)
             (x, carry), aux = jax.lax.scan(recompute(config, body), (x, carry), steps, unroll=not config.scan_layers)

@@ -6,6 +6,7 @@ micro-batches, devices and evaluation batches add up to the exact figure of one 
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional import CrossEntropy, chunked_cross_entropy, cross_entropy
+from jaxformer.training.auxiliary import (
+    SUPERVISED_POSITIONS,
+    auxiliary_sums,
+    last_targets,
+    make_readout,
+    token_loss,
+    vanishing_weights,
+)
 
 MODEL_INPUTS = (
     "tokens",
@@ -59,6 +68,7 @@ def apply_model(
     rng: jax.Array | None,
     deterministic: bool,
     method: str | None = None,
+    readout: Callable | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Runs a model on a batch.
 
@@ -70,6 +80,7 @@ def apply_model(
       rng: typed PRNG key of the dropout masks; None in evaluation.
       deterministic: True in evaluation.
       method: of the module, in place of its call.
+      readout: of a method that takes one: what is called with every layer's output.
 
     Returns:
       The model's output and its state after the batch.
@@ -82,6 +93,7 @@ def apply_model(
         rngs=None if rng is None else {"dropout": rng},
         mutable=mutable,
         method=method,
+        **({} if readout is None else {"readout": readout}),
     )
     return output, {**model_state, **new_state}
 
@@ -98,6 +110,11 @@ def language_model_objective(
     z_loss: float = 0.0,
     chunk_size: int | None = None,
     loss_weights: Mapping[str, float] | None = None,
+    positions: str = "all",
+    intermediate_weight: float = 0.0,
+    intermediate_steps: int | None = None,
+    future_weight: float = 0.5,
+    step: jax.Array | int | None = None,
 ) -> ObjectiveOutput:
     """Next-token cross-entropy, with the model's own auxiliary losses added.
 
@@ -106,6 +123,15 @@ def language_model_objective(
     ``weight_sum``, so a batch without supervised tokens contributes nothing at all. In evaluation ``loss_sum`` is the
     plain cross-entropy (no smoothing, z-loss or auxiliary loss), whose mean's exponential is the perplexity; auxiliary
     losses are then only reported.
+
+    Three options are those of Al-Rfou et al. 2018, arXiv:1808.04444, section 2, in training only: ``positions``
+    supervises the last position alone, as if there were no loss at every one; intermediate layers predict through the
+    shared final norm and output head, by weights that vanish (``jaxformer.training.auxiliary.vanishing_weights``); and
+    a model with ``num_future_tokens`` predicts the tokens after the next as well, at each layer that predicts. These
+    losses are sums over their own supervised tokens, added to ``loss_sum`` and so divided by the number of next tokens:
+    micro-batches add up exactly. Memory beside a plain step: one prediction's logits at a time, and, where nothing is
+    recomputed, one array [B, L, embed_dim] more for each layer; nothing more with the model's ``remat="full"``. A
+    reversible stack then keeps two at each layer; a Universal Transformer must have a fixed number of steps.
 
     Args:
       model: maps tokens to an output with ``logits`` [B, L, V], ``aux.losses`` (name to scalar or [layers]) and
@@ -122,22 +148,47 @@ def language_model_objective(
         ``head_kernel``; None = all. For long rows or large vocabularies: the logits are computed twice, but never whole
         (Kitaev et al. 2020, arXiv:2001.04451, section 3).
       loss_weights: weight of each auxiliary loss by name; a name left out weighs 1.
+      positions: which positions training supervises: ``all`` that have a target, or the ``last`` of them in each row
+        (of packed rows, in each document).
+      intermediate_weight: weight of the intermediate layers' losses at the start; 0 = none.
+      intermediate_steps: updates of the whole training, in whose first half these losses vanish.
+      future_weight: weight of each token after the next, of a model that predicts any.
+      step: updates made so far.
 
     Returns:
-      Sums over the batch's supervised tokens; metrics ``accuracy``, one for each auxiliary loss, and one for each
-      figure that the model counts.
+      Sums over the batch's supervised tokens; metrics ``accuracy``, one for each auxiliary loss, one for each figure
+      that the model counts, and in training, where they are on, ``next_token_loss`` (the last layer's alone),
+      ``intermediate_loss`` (of the next token, mean of the layers that still count, 0 if none does),
+      ``intermediate_layers`` (how many count) and ``future_2_loss``, … (of each token after the next, at the last
+      layer), in nats per token.
 
     Raises:
-      ValueError: ``loss_weights`` names a loss that the model does not return.
+      ValueError: ``loss_weights`` names a loss that the model does not return; or options out of range or that do not
+        fit each other or the model.
     """
+    num_future = getattr(getattr(model, "config", None), "num_future_tokens", 1) - 1
+    _check_options(positions, intermediate_weight, intermediate_steps, future_weight, num_future)
+    if not deterministic and positions == "last":
+        batch = {**batch, "targets": last_targets(batch["targets"], batch.get("segments"))}
     options: dict[str, Any] = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
     run = functools.partial(apply_model, model, params, model_state, batch, rng=rng, deterministic=deterministic)
-    if chunk_size is None:
+    extra_loss, extra_metrics = jnp.zeros(()), {}
+    if not deterministic and (intermediate_weight or num_future):
+        readout, further = None, auxiliary_sums(model, params, batch, chunk_size=chunk_size, options=options)
+        if intermediate_weight:
+            if step is None:
+                raise ValueError("step is None, must be the number of updates made where intermediate layers count")
+            weights = vanishing_weights(model.config.num_layers, step, intermediate_steps)
+            readout = make_readout(further, intermediate_weight * weights, future_weight)
+        (hidden, aux), model_state = run(method="hidden", readout=readout)
+        sums = _last_layer_sums(model, params, hidden, batch["targets"], chunk_size, options)
+        extra_loss, extra_metrics = _extra_losses(sums, aux.readouts, further(hidden, 1), future_weight)
+    elif chunk_size is None:
         output, model_state = run()
         aux, sums = output.aux, cross_entropy(output.logits, batch["targets"], **options)
     else:
         (hidden, aux), model_state = run(method="hidden")
-        sums = _chunked_sums(model, params, hidden, batch["targets"], chunk_size, options)
+        sums = _last_layer_sums(model, params, hidden, batch["targets"], chunk_size, options)
     losses = {name: jnp.sum(loss) for name, loss in aux.losses.items()}
     metrics = {"accuracy": (sums.num_correct, sums.weight_sum)}
     metrics |= {name: (loss * sums.weight_sum, sums.weight_sum) for name, loss in losses.items()}
@@ -145,13 +196,59 @@ def language_model_objective(
     loss_sum = sums.loss_sum
     if not deterministic:
         loss_sum = loss_sum + sums.z_loss_sum + sums.weight_sum * weighted_total(losses, loss_weights or {})
+    if extra_metrics:
+        loss_sum, metrics = loss_sum + extra_loss, metrics | extra_metrics
     return ObjectiveOutput(loss_sum, sums.weight_sum, metrics, model_state)
 
 
-def _chunked_sums(
-    model: nn.Module, params: Any, hidden: Array, targets: Array, chunk_size: int, options: dict[str, Any]
+def _extra_losses(
+    main: CrossEntropy, readouts: Mapping[str, Array], further: tuple[CrossEntropy, ...], future_weight: float
+) -> tuple[Float[Array, ""], dict[str, tuple[Array, Array]]]:
+    """What intermediate layers and tokens after the next add to the loss, and their figures."""
+    loss, metrics = jnp.zeros(()), {"next_token_loss": (main.loss_sum, main.weight_sum)}
+    if readouts:
+        totals = {name: value.sum() for name, value in readouts.items()}
+        loss = loss + totals["loss"]
+        metrics["intermediate_loss"] = (totals["cross_entropy"], totals["tokens"])
+        metrics["intermediate_layers"] = (totals["layers"] * main.weight_sum, main.weight_sum)
+    for token, sums in enumerate(further, 2):
+        loss = loss + future_weight * token_loss(sums)
+        metrics[f"future_{token}_loss"] = (sums.loss_sum, sums.weight_sum)
+    return loss, metrics
+
+
+def _check_options(
+    positions: str,
+    intermediate_weight: float,
+    intermediate_steps: int | None,
+    future_weight: float,
+    num_future: int,
+) -> None:
+    """Refuses options of the losses that are out of range or do not fit each other."""
+    if positions not in SUPERVISED_POSITIONS:
+        raise ValueError(f"positions is {positions!r}, must be one of {', '.join(SUPERVISED_POSITIONS)}")
+    for name, weight in (("intermediate_weight", intermediate_weight), ("future_weight", future_weight)):
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(f"{name} is {weight}, must be finite and at least 0")
+    if intermediate_weight and (intermediate_steps is None or intermediate_steps < 1):
+        raise ValueError(
+            f"intermediate_steps is {intermediate_steps}, must be the training's updates, at least 1, with "
+            f"intermediate_weight={intermediate_weight}"
+        )
+    if positions == "last" and num_future:
+        raise ValueError(
+            f"positions is 'last', must be 'all' with num_future_tokens={num_future + 1}: what follows the last "
+            "token's target is unknown"
+        )
+
+
+def _last_layer_sums(
+    model: nn.Module, params: Any, hidden: Array, targets: Array, chunk_size: int | None, options: dict[str, Any]
 ) -> CrossEntropy:
-    """The cross-entropy of hidden states, whose logits are never whole."""
+    """The cross-entropy of the final hidden states, whose logits are never whole where a chunk size is given."""
+    if chunk_size is None:
+        logits: Any = model.apply({"params": params}, hidden, method="head")
+        return cross_entropy(logits, targets, **options)
     kernel: Any = model.apply({"params": params}, method="head_kernel")
     return chunked_cross_entropy(
         hidden, kernel, targets, chunk_size=chunk_size, vocab_size=model.config.vocab_size, **options

@@ -34,7 +34,7 @@ def make_train_step(
 
     Args:
       model: the Linen module.
-      objective: a function like those in ``OBJECTIVES``.
+      objective: a function like those in ``OBJECTIVES``; it is given the step's number, for losses that change with it.
       optimizer: optax transformation; its ``update`` receives ``step`` as an extra argument.
       schedule: the learning rate of a step, for the report: the same as the optimizer's.
       accumulation_steps: micro-batches per step; it divides the number of rows.
@@ -111,7 +111,7 @@ def accumulate(
     """Sums gradients and objective over the micro-batches of a step, by a scan that traces the model once."""
 
     def loss_and_output(params, model_state, micro_batch, micro_rng):
-        output = objective(model, params, model_state, micro_batch, rng=micro_rng, deterministic=False)
+        output = objective(model, params, model_state, micro_batch, rng=micro_rng, deterministic=False, step=state.step)
         return output.loss_sum, output
 
     gradient = jax.grad(loss_and_output, has_aux=True)

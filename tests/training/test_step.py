@@ -30,7 +30,7 @@ def make_batch(rows=4, length=7, seed=0):
     return {"tokens": tokens[:, :-1], "targets": np.where(supervised, tokens[:, 1:], -100).astype(np.int32)}
 
 
-def linear_objective(model, params, model_state, batch, *, rng, deterministic):
+def linear_objective(model, params, model_state, batch, *, rng, deterministic, step=None):
     """Loss of a row: its slope times the one parameter; a row weighs what the batch says."""
     loss_sum = (params["w"] * batch["slope"] * batch["weight"]).sum()
     return ObjectiveOutput(loss_sum, batch["weight"].sum(), {}, model_state)
@@ -149,7 +149,7 @@ def test_step_that_is_not_finite_changes_nothing_but_the_step(accumulation_steps
     assert float(new.params["w"]) != float(kept.params["w"])
 
 
-def mask_objective(model, params, model_state, batch, *, rng, deterministic):
+def mask_objective(model, params, model_state, batch, *, rng, deterministic, step=None):
     """The gradient is the random mask itself, one for each row."""
     masks = jax.random.bernoulli(rng, 0.5, (batch["row"].shape[0], 64)).astype(jnp.float32)
     return ObjectiveOutput((params * masks.sum(0)).sum(), jnp.float32(1), {}, model_state)
