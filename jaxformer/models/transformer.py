@@ -128,7 +128,8 @@ class Side(nn.Module):
         if readout is None or self.config.norm_placement == "post":
             return readout
         # Apart from this module: inside the scan none of its own can be called.
-        norm, params = make_norm(self.config, None), self.get_variable("params", "final_norm")
+        norm = make_norm(self.config, None)
+        params: Any = self.get_variable("params", "final_norm")
         return lambda layer, x: readout(layer, norm.apply({"params": params}, x))
 
     def _coordinates(self, positions: Int[Array, "B T"]) -> Float[Array, "B T D"] | None:

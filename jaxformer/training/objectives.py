@@ -172,12 +172,14 @@ def language_model_objective(
         batch = {**batch, "targets": last_targets(batch["targets"], batch.get("segments"))}
     options: dict[str, Any] = {} if deterministic else {"label_smoothing": label_smoothing, "z_loss": z_loss}
     run = functools.partial(apply_model, model, params, model_state, batch, rng=rng, deterministic=deterministic)
-    extra_loss, extra_metrics = jnp.zeros(()), {}
+    extra_loss = jnp.zeros(())
+    extra_metrics: dict[str, Any] = {}
     if not deterministic and (intermediate_weight or num_future):
         readout, further = None, auxiliary_sums(model, params, batch, chunk_size=chunk_size, options=options)
         if intermediate_weight:
             if step is None:
                 raise ValueError("step is None, must be the number of updates made where intermediate layers count")
+            assert intermediate_steps is not None
             weights = vanishing_weights(model.config.num_layers, step, intermediate_steps)
             readout = make_readout(further, intermediate_weight * weights, future_weight)
         (hidden, aux), model_state = run(method="hidden", readout=readout)
