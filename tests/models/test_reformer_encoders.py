@@ -42,7 +42,11 @@ def made(architecture, one_chunk=False):
     args = ONE_CHUNK if one_chunk else SEVERAL_CHUNKS
     model = reformer(**SHAPE, architecture=architecture, attention_args=args)
     given = {} if architecture == "encoder" else {"source": SOURCE}
-    return model, jax.jit(lambda key: model.init(key, TOKENS, **given))(jax.random.key(1))
+    # Random values for all variables, norms' scales included, without compiling an initialisation.
+    rng = np.random.default_rng(2)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), TOKENS, **given))
+    variables = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes)
+    return model, jax.tree.map_with_path(lambda path, leaf: leaf + float("scale" in str(path[-1])), variables)
 
 
 @functools.partial(jax.jit, static_argnums=0)
