@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.inference.sources import SourceBatch, batch_axes, begin_cache, by_row
 from jaxformer.inference.steps import left_padded_positions, next_logits
-from jaxformer.models import DecoderCache
+from jaxformer.models import DecoderCache, RecurrentCache
 
 
 class Search(NamedTuple):
@@ -122,7 +122,9 @@ def finish_beams(
       The K best continuations of each row.
     """
     axes = _axes(model, variables, sources)
-    if isinstance(beams.cache, DecoderCache):  # A row's beams share what the encoder made: no need to move it.
+    if isinstance(
+        beams.cache, DecoderCache | RecurrentCache
+    ):  # A row's beams share what the encoder made: no need to move it.
         shared = len(jax.tree.leaves((beams.cache.memory, beams.cache.memory_mask)))
         axes = axes[: len(axes) - shared] + [None] * shared
 

@@ -15,6 +15,7 @@ from jaxformer.layers.feed_forward import ACTIVATIONS, FeedForward
 from jaxformer.layers.mixture_of_experts import ExpertsOutput, MixtureOfExperts
 from jaxformer.layers.norms import LayerNorm, RMSNorm
 from jaxformer.layers.projection import Projection, project
+from jaxformer.layers.recurrent import RecurrentLayer, hidden_of, make_cell, where_real
 
 __all__ = [
     "ACTIVATIONS",
@@ -32,6 +33,7 @@ __all__ = [
     "MultiHeadAttention",
     "Projection",
     "RMSNorm",
+    "RecurrentLayer",
     "RelativePositionBias",
     "SinusoidalPositionEmbedding",
     "TokenEmbedding",
@@ -39,8 +41,11 @@ __all__ = [
     "check_axes",
     "check_heads",
     "check_settings",
+    "hidden_of",
     "init_convolution_cache",
+    "make_cell",
     "project",
     "project_memory",
     "square_axes",
+    "where_real",
 ]

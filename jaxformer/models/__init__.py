@@ -5,6 +5,8 @@ from collections.abc import Callable
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.gpt import GPT_SIZES, gpt
+from jaxformer.models.recurrent import RecurrentCache, RecurrentSeq2Seq, recurrent
+from jaxformer.models.recurrent_settings import RecurrentConfig
 from jaxformer.models.reformer import REFORMER_SIZES, reformer
 from jaxformer.models.sparse_transformer import SPARSE_TRANSFORMER_SIZES, sparse_transformer
 from jaxformer.models.stack import Stack
@@ -33,6 +35,9 @@ __all__ = [
     "BlockAux",
     "BlockInputs",
     "DecoderCache",
+    "RecurrentCache",
+    "RecurrentConfig",
+    "RecurrentSeq2Seq",
     "Stack",
     "Transformer",
     "TransformerBlock",
@@ -40,6 +45,7 @@ __all__ = [
     "TransformerOutput",
     "UniversalStack",
     "gpt",
+    "recurrent",
     "reformer",
     "sparse_transformer",
     "stack_layers",
