@@ -39,6 +39,8 @@ class Blocks:
       added: bias of a pair, broadcasting to [B, N, q, s], or None.
       add_gradient: (sums, pair, gradient of the pair's logits [B, K, G, q, s]) to sums of gradients of the bias.
       dropout_rate, rng: fraction of the weights that is dropped, and one typed key.
+      first_at_query, first_at_key: no pair is met by queries (keys) that another pair, here or before, has met: what
+        is under way there need not be read.
     """
 
     query_block: int
@@ -49,6 +51,8 @@ class Blocks:
     add_gradient: Callable[[list[Array], Pair, Array], list[Array]] = lambda sums, pair, d_logits: sums
     dropout_rate: float = 0.0
     rng: Any = None
+    first_at_query: bool = False
+    first_at_key: bool = False
 
     def at_query(self, array: Array, pair: Pair) -> Array:
         """The part of an array [B, K, G, T, ..] that belongs to the pair's queries."""

@@ -96,14 +96,21 @@ def add_softmax(
             logits = _complete(blocks, logits, query.shape, pair, visible)
             highest = jnp.maximum(old.highest, logits.max(-1))
             weights = jnp.exp(logits - highest[..., None])
-            shrink = jnp.exp(old.highest - highest)
-            total = old.total * shrink + weights.sum(-1)
+            total = weights.sum(-1)
             if blocks.dropout_rate:
                 weights = _drop(blocks, weights, pair)
             block = rows_times(weights.astype(keys.value.dtype), blocks.at_key(keys.value, pair), dtype)
-            return Running(highest, total, old.output * shrink[..., None] + block)
+            if blocks.first_at_query:
+                return Running(highest, total, block)
+            shrink = jnp.exp(old.highest - highest)
+            return Running(highest, old.total * shrink + total, old.output * shrink[..., None] + block)
 
-        new = _unless_hidden(blocks, visible, add, Running(*(blocks.at_query(part, pair) for part in running)))
+        if blocks.first_at_query:
+            shape = jax.eval_shape(blocks.at_query, running.total, pair).shape
+            old = start_running(shape, running.output.shape[-1], dtype)
+        else:
+            old = Running(*(blocks.at_query(part, pair) for part in running))
+        new = _unless_hidden(blocks, visible, add, old)
         return Running(*(blocks.put_query(part, block, pair) for part, block in zip(running, new))), None
 
     return _over_pairs(blocks, step, running)
@@ -160,7 +167,12 @@ def add_gradients(blocks: Blocks, rows: QueryRows, keys: KeyRows, gradients: Gra
                 d_bias,
             )
 
-        old = Gradients(at_query(gradients.query), at_key(gradients.key), at_key(gradients.value), gradients.bias)
+        old = Gradients(
+            _so_far(at_query, gradients.query, blocks.first_at_query),
+            _so_far(at_key, gradients.key, blocks.first_at_key),
+            _so_far(at_key, gradients.value, blocks.first_at_key),
+            gradients.bias,
+        )
         new = _unless_hidden(blocks, visible, add, old)
         return Gradients(
             blocks.put_query(gradients.query, new.query, pair),
@@ -170,6 +182,14 @@ def add_gradients(blocks: Blocks, rows: QueryRows, keys: KeyRows, gradients: Gra
         ), None
 
     return _over_pairs(blocks, step, gradients)
+
+
+def _so_far(cut: Callable[[Array], Array], sums: Array, is_first: bool) -> Array:
+    """The pair's part of sums, without reading them where it is the first to add to them."""
+    if not is_first:
+        return cut(sums)
+    part = jax.eval_shape(cut, sums)
+    return jnp.zeros(part.shape, part.dtype)
 
 
 def over_examples(attend: Callable, arrays: Any, batch_size: int, rng: Array | None) -> Float[Array, "B T N Hv"]:

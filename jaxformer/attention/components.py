@@ -56,6 +56,11 @@ class Component:
         """Pairs of slots that are computed at once."""
         return (self.run or 1) * self.query_block * self.key_block
 
+    def meets_once(self, axis: int) -> bool:
+        """Whether no query (axis 0) or no key (axis 1) is in two pairs of blocks."""
+        size = (self.run or 1) * (self.query_block, self.key_block)[axis]
+        return bool((np.diff(np.sort(self.pairs[:, axis])) >= size).all())
+
     def each_pair(self) -> Int[np.ndarray, "_ 2"]:
         """First query slot and first key slot of every pair of blocks, run after run, each once."""
         pairs = spread_runs(self.pairs, self.run, self.query_block, self.key_block)

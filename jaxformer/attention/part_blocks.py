@@ -46,6 +46,7 @@ def make_blocks(
     source: Source,
     query_segments: Int[Array, "#B T"] | None,
     dropout: Dropout,
+    is_first: tuple[bool, bool],
 ) -> Iterator[Blocks]:
     """All pairs of blocks, in one or two ways to compute them.
 
@@ -55,6 +56,7 @@ def make_blocks(
       source: of the keys.
       query_segments: of the queries, beside those of the source.
       dropout: of the weights.
+      is_first: no component before was met by these queries, and by these keys.
     """
     if component.stride is not None:  # Held as they stand, counted as the component orders them.
         query_order = TokenOrder(component.query_order, query_order.length)
@@ -75,10 +77,15 @@ def make_blocks(
 
     pairs = component.pairs if component.skips is None else np.c_[component.pairs, component.skips]
     full, others = pairs[component.full], pairs[~component.full]
+    once: dict[str, Any] = {
+        name: first and component.meets_once(axis)
+        for axis, (name, first) in enumerate(zip(("first_at_query", "first_at_key"), is_first))
+    }
     if component.run is not None and component.stride is not None:
-        yield Lanes(**options, groups=groups(full, others, visible), run=component.run, stride=component.stride)
+        lanes = groups(full, others, visible)
+        yield Lanes(**options, **once, groups=lanes, run=component.run, stride=component.stride)
     elif component.run is not None:
-        yield Runs(**options, groups=groups(full, others, visible), run=component.run)
+        yield Runs(**options, **once, groups=groups(full, others, visible), run=component.run)
     else:
         (full_batches, full), (other_batches, others) = (
             batch_pairs(some, component.query_block, component.key_block) for some in (full, others)
@@ -86,7 +93,8 @@ def make_blocks(
         if len(full_batches) or len(other_batches):
             together = _visible_together(visible, source.key.shape[2])
             yield Batches(**options, groups=groups(full_batches, other_batches, together))
-        yield Blocks(**options, groups=groups(full, others, visible))
+            once = {}
+        yield Blocks(**options, **once, groups=groups(full, others, visible))
 
 
 def _visible(

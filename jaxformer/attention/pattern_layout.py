@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-# At most so many pairs are computed for each that the pattern has, where blocks of at least 8 queries can keep it.
-MAX_WASTE = 1.99
+# At most so many pairs are computed for each that the pattern has, where blocks of at least 8 queries can keep it: by
+# single blocks, by runs, and by lanes, of which one whole block wastes half where they are causal. A window and its
+# lanes together stay below 2.
+MAX_WASTE, MAX_RUN_WASTE, MAX_LANE_WASTE = 1.9, 1.99, 2.05
 # Else, for windows of a few tokens, at most so many for each query.
 SMALL_WINDOW = 32
 # What one more step, and each query or key in it, costs beside its pairs of tokens, in pairs of tokens: measured on a
@@ -37,6 +39,11 @@ class Layout:
     run: int | None = None
     skips: Int[np.ndarray, "P"] | None = None
     stride: int | None = None
+
+    @property
+    def max_waste(self) -> float:
+        """Pairs that may be computed for each that counts."""
+        return MAX_RUN_WASTE if self.stride is None else MAX_LANE_WASTE
 
     @property
     def area(self) -> int:
@@ -73,10 +80,10 @@ def lay_out(
     """
     stop = np.where(queries < 0, first, np.maximum(first, stop))
     candidates: list[_Blocks | Layout] = [*_candidates(queries, first, stop, len(keys)), *others]
-    for limit in (MAX_WASTE * max(1, int((stop - first).sum())), SMALL_WINDOW * queries.size, np.inf):
-        allowed = [blocks for blocks in candidates if blocks.executed <= limit]
-        if allowed:
-            break
+    wanted = max(1, int((stop - first).sum()))
+    allowed = [blocks for blocks in candidates if blocks.executed <= blocks.max_waste * wanted]
+    allowed = allowed or [blocks for blocks in candidates if blocks.executed <= SMALL_WINDOW * queries.size]
+    allowed = allowed or candidates
     blocks = min(allowed, key=lambda blocks: blocks.cost())
     if isinstance(blocks, Layout):
         return blocks
@@ -126,6 +133,7 @@ class _Blocks:
     widths: np.ndarray
     query_block: int
     key_block: int
+    max_waste = MAX_WASTE
 
     @functools.cached_property
     def counts(self) -> np.ndarray:

@@ -74,7 +74,8 @@ def attend_parts(
     rng: Array | None,
 ) -> Float[Array, "B T N Hv"]:
     """softmax(query keyᵀ) value over the pairs that the parts name, the query being scaled already."""
-    parts = tuple(parts)
+    # Those whose queries and keys are in one pair of blocks each go first: what they make is written, not added.
+    parts = tuple(sorted(parts, key=lambda part: -sum(part.component.meets_once(axis) for axis in (0, 1))))
     if not parts:
         return jnp.zeros((*query.shape[:3], sources[0].value.shape[3]), sources[0].value.dtype)
     plan = make_plan(parts, query.shape[1], [source.key.shape[1] for source in sources], dropout_rate)
@@ -154,7 +155,7 @@ def _forward(
         order = plan.queries[number]
         queries = rows_in(order)
         state = states[order] if order in states else start_running(queries.shape[:-1], value_dim, dtype)
-        for blocks in _blocks(plan, number, query_segments, sources, rng):
+        for blocks in _blocks(plan, number, query_segments, sources, rng, (order not in states, False)):
             state = add_softmax(blocks, queries, keys_in(plan.keys[number], part.source), state)
         states[order] = state
     shape = split_query.shape[:-1]
@@ -219,9 +220,10 @@ def _backward(plan: SparsePlan, residuals: Residuals, d_output: Float[Array, "B 
         queries, keys = rows_in(query_order), keys_in(key_order, part.source)
         gradients = start_gradients(queries, keys, [], dtype)
         gradients = gradients._replace(query=d_queries.get(query_order, gradients.query))
+        is_first = query_order not in d_queries, key_order not in d_keys
         if key_order in d_keys:
             gradients = Gradients(gradients.query, *d_keys[key_order], [])
-        for blocks in _blocks(plan, number, query_segments, sources, rng):
+        for blocks in _blocks(plan, number, query_segments, sources, rng, is_first):
             gradients = add_gradients(blocks, queries, keys, gradients)
         d_queries[query_order] = gradients.query
         d_keys[key_order] = (gradients.key, gradients.value)
@@ -262,9 +264,10 @@ def _blocks(
     query_segments: Int[Array, "#B T"] | None,
     sources: tuple[Source, ...],
     rng: Array | None,
+    is_first: tuple[bool, bool],
 ) -> Iterator[Blocks]:
     """The pairs of blocks of one part."""
     part = plan.parts[number]
     source, orders = sources[part.source], (plan.queries[number], plan.keys[number])
     dropout = Dropout(plan.dropout_rate, None if rng is None else jax.random.fold_in(rng, number))
-    return make_blocks(part.component, *orders, source, query_segments, dropout)
+    return make_blocks(part.component, *orders, source, query_segments, dropout, is_first)

@@ -211,7 +211,9 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_little_more_than_the_pattern_is_computed(name, is_causal):
     pattern = LONG[name]
-    assert pattern.executed_pairs(8192, is_causal) <= 2 * pattern.num_pairs(8192, is_causal)
+    # Whole lanes of 91 tokens and a few of 92, half of them in the past.
+    most = 2.05 if name == "column_90" else 2
+    assert pattern.executed_pairs(8192, is_causal) <= most * pattern.num_pairs(8192, is_causal)
     for component in pattern.components(8192, is_causal):
         assert component.query_block * component.key_block <= 2**17
         arrays = (component.query_order, component.key_order, component.pairs, component.full)

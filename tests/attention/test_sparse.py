@@ -149,7 +149,7 @@ def ways_of(pattern):
     source = Source(*tensors()[1:], mask=jnp.ones((2, LENGTH), bool))
     for component in pattern.components(LENGTH):
         orders = (TokenOrder(order, LENGTH) for order in (component.query_order, component.key_order))
-        yield from make_blocks(component, *orders, source, None, Dropout(0.0, None))
+        yield from make_blocks(component, *orders, source, None, Dropout(0.0, None), (False, False))
 
 
 def test_batches_hold_every_pair_once_and_no_token_twice():
