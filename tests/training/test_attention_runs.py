@@ -15,12 +15,14 @@ from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.overrides import ConfigError
 
 ROUTING = (
-@pytest.mark.slow
     "model.attention_args.num_clusters=2",
     "model.attention_args.window=8",
     "train.steps=4",
     "checkpoint.every_steps=2",
 )
+
+
+@pytest.mark.slow
 def test_run_with_running_state_goes_on_exactly(text, tiny_config, tmp_path):
     arg = "size=tiny,attention=routing"
     train_and_evaluate(tiny_config(text, *ROUTING, arg=arg), tmp_path / "straight")

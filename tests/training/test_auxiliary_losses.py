@@ -180,11 +180,13 @@ def test_last_positions_alone_are_supervised_in_training(params):
         trained = objective(BATCH, positions="last"), objective(by_hand)
         return *trained, objective(BATCH, positions="last", deterministic=True)
 
-@pytest.mark.slow
     last, by_hand, evaluated = run(params)
     assert float(last.weight_sum) == 6
     assert float(last.loss_sum) == pytest.approx(float(by_hand.loss_sum), rel=1e-6)
     assert float(evaluated.weight_sum) == (BATCH["targets"] != -100).sum()
+
+
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_whole(params):
     objective = functools.partial(language_model_objective, **OPTIONS)
 
