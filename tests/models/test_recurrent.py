@@ -127,7 +127,9 @@ def _naive(name, params, source, tokens):
     return np.array(logits), np.array(all_weights)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("scaled", "none") else ()) for name in VARIANTS]
+)
 def test_logits_and_weights_equal_the_equations(name):
     model, params = make(name)
     given = {"source": SOURCE, "source_mask": MASK}
@@ -144,7 +146,7 @@ def test_logits_and_weights_equal_the_equations(name):
     assert (output.aux.weights == {}) == (name == "none")
 
 
-@pytest.mark.parametrize("name", ["bahdanau", "luong"])
+@pytest.mark.parametrize("name", ["bahdanau", pytest.param("luong", marks=pytest.mark.slow)])
 def test_what_stands_in_the_padding_changes_neither_logits_nor_gradients(name):
     model, params = make(name)
 

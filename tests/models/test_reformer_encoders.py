@@ -64,6 +64,7 @@ def plainly(model, tokens, source, mask):
     return model.head(model.decoder(model.token_embedding(tokens), inputs, return_weights=True)[0])
 
 
+@pytest.mark.slow
 def test_an_encoder_reads_no_padding():
     model, variables = made("encoder")
     alone = logits(model, variables, SOURCE[1:, :8], {})

@@ -101,11 +101,9 @@ def naive_losses(name, fields, params):
 
 OPTIONS = {"intermediate_weight": 0.7, "intermediate_steps": 50, "future_weight": 0.3}
 
-KINDS = {
-    "scanned": ("gpt", {}),
-    "reversible": ("gpt", {"residual": "reversible", "residual_merge": "concatenate", "tie_embeddings": False}),
-}
+KINDS = {"scanned": ("gpt", {})}
 SLOW = {
+    "reversible": ("gpt", {"residual": "reversible", "residual_merge": "concatenate", "tie_embeddings": False}),
     "unrolled": ("gpt", {"scan_layers": False, "remat": "full"}),
     "universal": ("universal_transformer", {}),
     "post": ("gpt", {"norm_placement": "post", "tie_embeddings": False}),
