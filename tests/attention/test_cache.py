@@ -91,6 +91,7 @@ def test_unequal_prompts_padded_on_the_left(split, pads):
         np.testing.assert_allclose(output[row : row + 1, pad:], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_on_the_right_of_a_prompt_is_skipped():
     query, key, value = tokens()
     cache = init_cache(2, 9, 3, 5, value_dim=8)

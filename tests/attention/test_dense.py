@@ -201,6 +201,7 @@ def test_positions_of_one_side_serve_both_in_self_attention():
     np.testing.assert_allclose(dense_attention(*case.inputs, mask=mask), both, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_traced_scale_gets_a_gradient():
     case = draw()
     gradients = [

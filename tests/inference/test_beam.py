@@ -106,6 +106,7 @@ def test_more_beams_find_nothing_worse(tiny):
     assert (best[1] >= best[0] - 1e-6).all()
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_their_batch_mates(translator):
     sources, starts = [[3, 4, 5, 6], [7], [8, 9]], [[1], [1], [1, 5]]
     options = {"max_new_tokens": 7, "eos_id": 0, "num_beams": 3, "num_return": 2, "pad_id": -1}

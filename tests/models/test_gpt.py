@@ -228,6 +228,7 @@ def test_too_many_tokens_for_learned_positions_are_refused():
         jax.eval_shape(lambda: model.init(jax.random.key(0), _tokens(1, 33)))
 
 
+@pytest.mark.slow
 def test_running_past_learned_positions_in_a_cache_is_refused():
     model = gpt(**SHAPE)
     params = init_params(model, _tokens(1, 4))

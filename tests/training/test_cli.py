@@ -76,6 +76,7 @@ def test_eval_prints_the_figures_of_the_run(trained, capsys):
     assert json.loads(stdout)["loss"] == pytest.approx(figures["validation_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_generate_writes_nothing_but_text_on_stdout(trained):
     workdir, _ = trained
     flags = ("--max_new_tokens=5", "--temperature=0")

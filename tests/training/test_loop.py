@@ -192,6 +192,7 @@ def test_going_on_with_another_structure_is_refused_with_the_difference(text, tr
     assert (workdir / "config.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_length_logging_and_evaluation_may_change(text, tmp_path, tiny_config):
     workdir = tmp_path / "run"
     train_and_evaluate(tiny_config(text, "train.steps=3"), workdir)
@@ -397,6 +398,7 @@ def test_tensorboard_files_are_written_where_asked(text, tmp_path, tiny_config):
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 def test_generated_text_continues_its_prompts_one_a_line(trained):
     workdir, _ = trained
     settings = {"max_new_tokens": 6, "temperature": 0.0}
