@@ -3,5 +3,17 @@
 from jaxformer.inference.beam import BeamOutput, beam_search
 from jaxformer.inference.generate import generate, stream
 from jaxformer.inference.score import TokenScores, score
+from jaxformer.inference.sources import has_encoder
+from jaxformer.inference.translate import Hypothesis, translate
 
-__all__ = ["BeamOutput", "TokenScores", "beam_search", "generate", "score", "stream"]
+__all__ = [
+    "BeamOutput",
+    "Hypothesis",
+    "TokenScores",
+    "beam_search",
+    "generate",
+    "has_encoder",
+    "score",
+    "stream",
+    "translate",
+]

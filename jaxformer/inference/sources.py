@@ -25,6 +25,11 @@ class SourceBatch(NamedTuple):
     mask: Bool[np.ndarray | Array, "B S"]
 
 
+def has_encoder(model: nn.Module) -> bool:
+    """Whether a model (``jaxformer.models``) generates from sources, which an encoder of its own reads."""
+    return hasattr(model, "start") and getattr(model.config, "architecture", "encoder_decoder") == "encoder_decoder"
+
+
 def pad_sources(sources: Iterable[Any] | ArrayLike | None, model: nn.Module, batch_size: int) -> SourceBatch | None:
     """Check sources and put them into one array whose width is one of few.
 
@@ -40,14 +45,14 @@ def pad_sources(sources: Iterable[Any] | ArrayLike | None, model: nn.Module, bat
       ValueError: sources where there is no encoder or none where there is one, as many as there are no prompts, an
         empty one, ids out of range, or more tokens than the model has positions.
     """
-    encodes = hasattr(model, "start") and getattr(model.config, "architecture", "encoder_decoder") == "encoder_decoder"
     if sources is None:
-        if encodes:
+        if has_encoder(model):
             raise ValueError("sources is None; an encoder-decoder needs one for each prompt.")
         return None
-    if not encodes:
+    if not has_encoder(model):
         raise ValueError("sources were given, but the model has no separate encoder.")
-    rows = check_rows(sources, "sources", model.config.vocab_size)
+    vocab_size = getattr(model.config, "source_vocab_size", None) or model.config.vocab_size
+    rows = check_rows(sources, "sources", vocab_size)
     if len(rows) != batch_size:
         raise ValueError(f"sources has {len(rows)} rows; it must have {batch_size}, one for each prompt.")
     lengths = np.array([row.size for row in rows])

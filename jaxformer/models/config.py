@@ -14,6 +14,7 @@ from jaxformer.models.attention_choice import AttentionChoice, check_attentions,
 from jaxformer.models.expert_settings import check_mixture
 from jaxformer.models.position_settings import POSITIONS, check_positions
 from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
+from jaxformer.models.source_settings import check_source_vocabulary
 from jaxformer.models.universal_settings import UNIVERSAL_CHOICES, check_universal
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
@@ -53,6 +54,8 @@ class TransformerConfig:
       activation: of the feed-forward layer: relu, gelu (exact), gelu_tanh, swiglu, geglu or geglu_tanh.
       use_bias: whether projections and LayerNorm have biases.
       tie_embeddings: the output head is the transposed token embedding.
+      share_embeddings: source and target tokens of an encoder-decoder have one table.
+      source_vocab_size: source tokens that exist, where they have a table of their own (None = vocab_size).
       num_future_tokens: tokens that every position predicts in training; 1 = the next. Each further one has an output
         head of its own, which only training uses (``jaxformer.training.auxiliary``).
       scale_embedding: multiply token embeddings by sqrt(embed_dim), as in the 2017 paper.
@@ -136,6 +139,8 @@ class TransformerConfig:
     activation: str = "gelu_tanh"
     use_bias: bool = True
     tie_embeddings: bool = True
+    share_embeddings: bool = True
+    source_vocab_size: int | None = None
     num_future_tokens: int = 1
     scale_embedding: bool = False
     vocab_multiple: int = 1
@@ -186,6 +191,7 @@ class TransformerConfig:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "attention_args", freeze(self.attention_args))
         check_attentions(self)
+        check_source_vocabulary(self)
         check_mixture(self)
         check_universal(self)
         check_residual(self)

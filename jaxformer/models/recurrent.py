@@ -54,7 +54,8 @@ class RecurrentSeq2Seq(nn.Module):
         embed: dict[str, Any] = {**types, "embedding_init": nn.initializers.normal(config.init_stddev)}
         self.token_embedding = nn.Embed(config.vocab_size, config.embed_dim, **embed)
         if not config.share_embeddings:
-            self.source_embedding = nn.Embed(config.vocab_size, config.embed_dim, **embed)
+            size = config.source_vocab_size or config.vocab_size
+            self.source_embedding = nn.Embed(size, config.embed_dim, **embed)
         ways = (False, True) if config.bidirectional else (False,)
         self.encoder = [
             [RecurrentLayer(config.cell, width, reverse, **types) for reverse in ways] for _ in range(config.num_layers)

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxformer.models.source_settings import check_source_vocabulary
+
 CELLS = ("gru", "lstm")
 SCORES = ("additive", "dot", "scaled_dot", "general", "none")
 CONVENTIONS = ("bahdanau", "luong")
@@ -15,7 +17,7 @@ class RecurrentConfig:
     """Sizes and wiring of ``RecurrentSeq2Seq``.
 
     Attributes:
-      vocab_size: tokens of both sides.
+      vocab_size: tokens that exist.
       embed_dim: features of a token.
       hidden_dim: features of the decoder's states; the encoder's two directions have half of them each.
       num_layers: recurrent layers of each side.
@@ -28,6 +30,7 @@ class RecurrentConfig:
         asks, and the context joins the output.
       attention_dim: features in which additive attention compares; None = hidden_dim.
       share_embeddings: both sides have one table of tokens.
+      source_vocab_size: source tokens that exist, where they have a table of their own (None = vocab_size).
       dropout_rate: of embedded tokens and of outputs, fraction in [0, 1).
       init_stddev: of embeddings.
       dtype: of the computation.
@@ -47,6 +50,7 @@ class RecurrentConfig:
     convention: str = "bahdanau"
     attention_dim: int | None = None
     share_embeddings: bool = True
+    source_vocab_size: int | None = None
     dropout_rate: float = 0.0
     init_stddev: float = 0.1
     dtype: Any = "float32"
@@ -63,6 +67,7 @@ class RecurrentConfig:
             raise ValueError(f"hidden_dim={self.hidden_dim} must be even, as each direction of the encoder has half")
         if self.attention_dim is not None and self.attention_dim < 1:
             raise ValueError(f"attention_dim={self.attention_dim} must be at least 1, or None for hidden_dim")
+        check_source_vocabulary(self)
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
 

@@ -192,14 +192,9 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         """Declare the parts that the architecture has."""
         config = self.config
-        self.token_embedding = TokenEmbedding(
-            config.vocab_size,
-            config.embed_dim,
-            config.vocab_multiple,
-            config.compute_dtype,
-            config.parameter_dtype,
-            nn.initializers.normal(config.init_stddev),
-        )
+        self.token_embedding = self._table(config.vocab_size)
+        if not config.share_embeddings:
+            self.source_embedding = self._table(config.source_vocab_size or config.vocab_size)
         if config.architecture != "decoder":
             depth = config.num_layers if config.architecture == "encoder" else config.num_encoder_layers
             self.encoder = Side(config, depth or config.num_layers, causal=False)
@@ -312,7 +307,7 @@ class Transformer(nn.Module):
             raise ValueError("return_weights can't be given with a cache")
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
         shift = self._draw_shift(tokens.shape[0], deterministic)
-        x = self._embed(tokens)
+        x = self._embed(self.token_embedding, tokens)
         if self.is_initializing():
             self.future_kernels()
         options: Any = {"deterministic": deterministic, "return_weights": return_weights, "readout": readout}
@@ -345,7 +340,8 @@ class Transformer(nn.Module):
     ) -> tuple[Array, BlockAux]:
         """The encoder's output and its ``BlockAux``."""
         self._check_length("source", source)
-        return self.encoder(self._embed(source), inputs, shift=shift, deterministic=deterministic)
+        table = self.token_embedding if self.config.share_embeddings else self.source_embedding
+        return self.encoder(self._embed(table, source), inputs, shift=shift, deterministic=deterministic)
 
     def _draw_shift(self, batch_size: int, deterministic: bool) -> Int[Array, "B"] | None:
         """Where each row's positions begin in training, the same for source and target; None = at 0."""
@@ -418,8 +414,14 @@ class Transformer(nn.Module):
         cache = self.init_cache(source.shape[0], max_length)
         return dataclasses.replace(cache, memory=projected, memory_mask=source_mask)
 
-    def _embed(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        x = self.token_embedding(tokens)
+    def _table(self, vocab_size: int) -> TokenEmbedding:
+        config = self.config
+        init = nn.initializers.normal(config.init_stddev)
+        types = (config.compute_dtype, config.parameter_dtype)
+        return TokenEmbedding(vocab_size, config.embed_dim, config.vocab_multiple, *types, init)
+
+    def _embed(self, table: TokenEmbedding, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+        x = table(tokens)
         return x * self.config.embed_dim**0.5 if self.config.scale_embedding else x
 
     def _check_call(
