@@ -1,6 +1,7 @@
 """Optimizers: updates against the papers' formulas in float64, and what weight decay touches."""
 
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,28 @@ def test_adamw_equals_the_paper_for_three_updates():
         params = optax.apply_updates(params, updates)
         for leaf, reference in zip(jax.tree.leaves(params), expected[step]):
             np.testing.assert_allclose(leaf, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_without_decay_and_clipping_it_is_adam_as_the_transformer_was_trained():
+    """Vaswani et al. 2017, section 5.3."""
+    draw = np.random.default_rng(1)
+    constants = {"b1": 0.9, "b2": 0.98, "epsilon": 1e-9}
+    start = draw.normal(size=5)
+    gradients = [[draw.normal(size=5)] for _ in range(3)]
+    schedule = make_schedule("inverse_sqrt", learning_rate=1.0, warmup_steps=2, embed_dim=16)
+    rates = [0.0, 2**-1.5 / 4, 2**-0.5 / 4]
+    expected = reference_adamw(
+        [start], gradients, rate=rates.__getitem__, weight_decay=[0.0], clip_norm=math.inf, **constants
+    )
+    params = {"kernel": jnp.float32(start)}
+    optimizer, _ = make_optimizer(
+        learning_rate=schedule, params=params, weight_decay=0.0, no_decay=(), clip_norm=None, **constants
+    )
+    state = optimizer.init(params)
+    for step, (gradient,) in enumerate(gradients):
+        updates, state = optimizer.update({"kernel": jnp.float32(gradient)}, state, params, step=jnp.int32(step))
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["kernel"], expected[step][0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("tree", [UNROLLED, STACKED], ids=["unrolled", "stacked"])
