@@ -47,7 +47,8 @@ def inverse_sqrt_decay(
     Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, equation 3.
     """
     del decay_steps, final_fraction
-    return lambda step: learning_rate * jnp.sqrt(warmup_steps / (warmup_steps + step))
+    # Also asked within the warm-up, for steps below 0, though not used there.
+    return lambda step: learning_rate * jnp.sqrt(warmup_steps / jnp.maximum(warmup_steps + step, 1))
 
 
 SCHEDULES: dict[str, Callable[[float, int, int, float], optax.Schedule]] = {
