@@ -6,8 +6,11 @@ from jaxformer.data.byte_tokenizer import ByteTokenizer
 from jaxformer.data.datasets import DATASETS, Documents, load_documents
 from jaxformer.data.language_model import LanguageModelData, load_language_model_data
 from jaxformer.data.packing import IGNORE_LABEL, Batch, TokenRows, check_ids, pack_documents, stream_documents
+from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
+from jaxformer.data.pair_rows import PairRows, bucket_widths, shift_right
+from jaxformer.data.pairs import Pairs, load_pairs
 from jaxformer.data.pictures import PICTURES, Pictures, contact_sheet, load_digits, load_images, write_png
-from jaxformer.data.pipeline import BatchIterator, Examples, Rows, eval_batches, train_batches
+from jaxformer.data.pipeline import BatchIterator, Examples, GroupedRows, Rows, eval_batches, train_batches
 from jaxformer.data.pixels import PixelData, PixelRows, load_pixel_data
 from jaxformer.data.sources import Data, data_loader
 from jaxformer.data.splits import limit_bytes, split_documents
@@ -16,10 +19,12 @@ from jaxformer.data.symbol_tokenizer import SymbolTokenizer
 from jaxformer.data.tasks import TASKS, Task
 from jaxformer.data.tokenizer_training import train_tokenizer, train_tokenizer_from_files
 from jaxformer.data.tokenizers import Tokenizer, load_tokenizer
+from jaxformer.data.translation import PAIR_DATASETS, load_pair_data
 
 __all__ = [
     "DATASETS",
     "IGNORE_LABEL",
+    "PAIR_DATASETS",
     "PICTURES",
     "TASKS",
     "AlgorithmicData",
@@ -29,7 +34,12 @@ __all__ = [
     "Data",
     "Documents",
     "Examples",
+    "GroupedRows",
     "LanguageModelData",
+    "PairData",
+    "PairExamples",
+    "PairRows",
+    "Pairs",
     "Pictures",
     "PixelData",
     "PixelRows",
@@ -41,9 +51,11 @@ __all__ = [
     "TaskRows",
     "TokenRows",
     "Tokenizer",
+    "bucket_widths",
     "check_ids",
     "contact_sheet",
     "data_loader",
+    "decoder_start",
     "eval_batches",
     "limit_bytes",
     "load_algorithmic_data",
@@ -51,10 +63,13 @@ __all__ = [
     "load_documents",
     "load_images",
     "load_language_model_data",
+    "load_pair_data",
+    "load_pairs",
     "load_pixel_data",
     "load_tokenizer",
     "lzma_bits_per_byte",
     "pack_documents",
+    "shift_right",
     "split_documents",
     "stream_documents",
     "train_batches",

@@ -96,7 +96,7 @@ def python_stdlib(*, path: str | None = None, field: str | None = None) -> Docum
 def text(*, path: str | None = None, field: str | None = None) -> Documents:
     """Text files in UTF-8 (gzip accepted), each a document: a file, a folder (all files below it) or a glob."""
     _refuse("text", field=field)
-    return _read_files(_find_files("text", path), _decode_utf8, str(path))
+    return _read_files(_find_files("text", path), decode_utf8, str(path))
 
 
 def jsonl(*, path: str | None = None, field: str | None = None) -> Documents:
@@ -104,7 +104,7 @@ def jsonl(*, path: str | None = None, field: str | None = None) -> Documents:
     field = field or "text"
     names, texts, skipped = [], [], 0
     for name, file in _find_files("jsonl", path):
-        for number, line in enumerate(_decode_utf8(_read_bytes(file), name).split("\n"), start=1):
+        for number, line in enumerate(decode_utf8(read_bytes(file), name).split("\n"), start=1):
             if not line.strip():
                 continue
             content = _json_field(line, field, f"{name}, line {number}")
@@ -182,7 +182,7 @@ def _read_files(files: list[tuple[str, Path]], decode: Callable[[bytes, str], st
     names, texts, skipped = [], [], 0
     for name, file in files:
         try:
-            content = decode(_read_bytes(file), name)
+            content = decode(read_bytes(file), name)
         except ValueError:
             if len(files) == 1:
                 raise
@@ -195,7 +195,7 @@ def _read_files(files: list[tuple[str, Path]], decode: Callable[[bytes, str], st
     return Documents(names, texts, source, skipped)
 
 
-def _read_bytes(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     """A file's bytes, decompressed if its name ends in .gz. Raises ValueError if it cannot be read."""
     try:
         if file.suffix == ".gz":
@@ -206,7 +206,8 @@ def _read_bytes(file: Path) -> bytes:
         raise ValueError(f"{file} cannot be read: {error}.") from error
 
 
-def _decode_utf8(content: bytes, name: str) -> str:
+def decode_utf8(content: bytes, name: str) -> str:
+    """Bytes as text, without a byte-order mark. Raises ValueError if they are not UTF-8."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -5,13 +5,11 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from jaxformer.data import baselines
 from jaxformer.data.datasets import Documents, load_documents
 from jaxformer.data.packing import TokenRows, check_ids, join_documents
 from jaxformer.data.splits import limit_bytes, split_documents
-from jaxformer.data.tokenizers import Tokenizer, load_tokenizer
+from jaxformer.data.tokenizers import Tokenizer, encode_texts, load_tokenizer
 
 PACKINGS = ("packed", "contiguous")
 
@@ -165,22 +163,9 @@ def load_language_model_data(
 def _make_rows(
     documents: Documents, tokenizer: Tokenizer, dataset: str, length: int, isolated: bool, vocab_size: int
 ) -> TokenRows:
-    encoded = _encode(documents, tokenizer, dataset)
+    encoded = encode_texts(tokenizer, documents.texts, names=documents.names, dataset=dataset)
     tokens, offsets = join_documents(encoded, start_id=tokenizer.bos_id, end_id=tokenizer.eos_id)
     edges = (tokenizer.bos_id is not None) + (tokenizer.eos_id is not None)
     names = [name for name, document in zip(documents.names, encoded) if len(document) + edges >= 2]
     check_ids(tokens, offsets, vocab_size=vocab_size, dataset=dataset, names=names)
     return TokenRows(tokens, offsets, length, isolated=isolated, pad_id=min(tokenizer.pad_id, vocab_size - 1))
-
-
-def _encode(documents: Documents, tokenizer: Tokenizer, dataset: str) -> list[np.ndarray]:
-    """Ids of each document; a document that cannot be encoded is named."""
-    try:
-        return tokenizer.encode_batch(documents.texts)
-    except ValueError:
-        for name, text in zip(documents.names, documents.texts):
-            try:
-                tokenizer.encode(text)
-            except ValueError as error:
-                raise ValueError(f"dataset {dataset!r}, document {name!r}: {error}") from error
-        raise

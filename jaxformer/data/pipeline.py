@@ -21,6 +21,20 @@ class Rows(Protocol):
 
 
 @runtime_checkable
+class GroupedRows(Protocol):
+    """Rows of several shapes with random access, in groups of one shape each, as ``PairRows``."""
+
+    @property
+    def groups(self) -> tuple[Int64[np.ndarray, " _"], ...]:
+        """The rows of each group; every row is in one. A group may be empty."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Integer[np.ndarray, " B"], group: int) -> Batch:
+        """Rows of a group by index; one of ``len(self)`` or more gives a row that is all padding, with no target."""
+
+
+@runtime_checkable
 class Examples(Protocol):
     """Rows of one shape without end, each made from a seed and its index, as ``TaskExamples``."""
 
@@ -50,7 +64,7 @@ class BatchIterator(Protocol):
 
 
 def train_batches(
-    rows: Rows | Examples,
+    rows: Rows | GroupedRows | Examples,
     *,
     batch_size: int,
     seed: int,
@@ -62,11 +76,13 @@ def train_batches(
 
     Examples without end have no epochs: batch k is examples k * batch_size to (k + 1) * batch_size - 1. Of rows, epoch
     e is a permutation of all rows that depends on (seed, e) alone, and batches run on over the end of an epoch,
-    so in each epoch each row comes exactly once. Batch k is the same rows in the same order for any number of
-    processes: process i gets the i-th part of it.
+    so in each epoch each row comes exactly once. Of rows in groups, every batch is of one group: in an epoch the rows
+    of each group are permuted and cut into batches, the last one filled up with rows that have no target, and the
+    batches of all groups are permuted; so each row comes exactly once, and every epoch has as many batches. Batch k is
+    the same rows in the same order for any number of processes: process i gets the i-th part of it.
 
     Args:
-        rows: the rows, or examples without end.
+        rows: the rows, in groups or not, or examples without end.
         batch_size: rows of a batch over all processes.
         seed: of the shuffles, or of the examples; at least 0.
         process_index: which part of each batch.
@@ -84,18 +100,20 @@ def train_batches(
     if seed < 0:
         raise ValueError(f"seed is {seed}, must be at least 0.")
     part = _part(batch_size, process_index, process_count)
+    if isinstance(rows, GroupedRows):
+        return _iterate(_GroupedBatches(rows, batch_size, part, seed), prefetch)
     if not isinstance(rows, Rows):
         return _iterate(_ExampleBatches(rows, batch_size, part, seed), prefetch)
     return _iterate(_Batches(rows, batch_size, part, seed), prefetch)
 
 
 def eval_batches(
-    rows: Rows, *, batch_size: int, process_index: int = 0, process_count: int = 1, prefetch: int = 2
+    rows: Rows | GroupedRows, *, batch_size: int, process_index: int = 0, process_count: int = 1, prefetch: int = 2
 ) -> BatchIterator:
-    """All rows once, in order, in batches of one shape.
+    """All rows once, in order, in batches of one shape; of rows in groups one group after the other.
 
     Args:
-        rows: the rows.
+        rows: the rows, in groups or not.
         batch_size: rows of a batch over all processes.
         process_index: which part of each batch.
         process_count: number of parts; divides batch_size.
@@ -103,12 +121,15 @@ def eval_batches(
 
     Returns:
         A finite iterator of ceil(rows / batch_size) batches, for every process; the last is filled up with rows that
-        have no target.
+        have no target. Of rows in groups that holds for each group.
 
     Raises:
         ValueError: a number is out of range.
     """
-    return _iterate(_Batches(rows, batch_size, _part(batch_size, process_index, process_count), None), prefetch)
+    part = _part(batch_size, process_index, process_count)
+    if isinstance(rows, GroupedRows):
+        return _iterate(_GroupedBatches(rows, batch_size, part, None), prefetch)
+    return _iterate(_Batches(rows, batch_size, part, None), prefetch)
 
 
 def _part(batch_size: int, process_index: int, process_count: int) -> slice:
@@ -152,9 +173,54 @@ class _Batches:
         return self._rows.batch(wanted)
 
     def _epoch_order(self, epoch: int) -> Int64[np.ndarray, " rows"]:
-        """A permutation from sorted random numbers: bit generators never change between versions, shuffles may."""
-        random = np.random.Philox(np.random.SeedSequence([self._seed or 0, epoch])).random_raw(len(self._rows))
-        return np.argsort(random, kind="stable")
+        return _permutation(len(self._rows), self._seed or 0, epoch)
+
+
+def _permutation(count: int, *entropy: int) -> Int64[np.ndarray, " count"]:
+    """A permutation from sorted random numbers: bit generators never change between versions, shuffles may."""
+    random = np.random.Philox(np.random.SeedSequence(entropy)).random_raw(count)
+    return np.argsort(random, kind="stable")
+
+
+class _GroupedBatches:
+    """The same for rows in groups: each batch of one group, the batches of all groups mixed."""
+
+    def __init__(self, rows: GroupedRows, batch_size: int, part: slice, seed: int | None):
+        self._rows = rows
+        self._batch_size = batch_size
+        self._part = part
+        self._seed = seed
+        counts = [-(-len(group) // batch_size) for group in rows.groups]
+        # Of each batch of an epoch, before they are mixed: its group, and which one it is of that group's.
+        self._group_of = np.repeat(np.arange(len(counts)), counts)
+        self._place_of = np.concatenate([np.zeros(0, np.int64), *map(np.arange, counts)])
+        self._order = functools.lru_cache(maxsize=1)(self._epoch_order)
+        self._rows_of = functools.lru_cache(maxsize=len(counts) or 1)(self._group_order)
+
+    def __len__(self) -> int:
+        return sys.maxsize if self._seed is not None else len(self._group_of)
+
+    def __getitem__(self, number: int) -> Batch:
+        epoch, place = divmod(number, len(self._group_of))
+        if self._seed is not None:
+            place = int(self._order(epoch)[place])
+        group = int(self._group_of[place])
+        members = self._rows_of(epoch, group)
+        start = int(self._place_of[place]) * self._batch_size
+        wanted = np.full(self._batch_size, len(self._rows), np.int64)
+        found = members[start : start + self._batch_size]
+        wanted[: len(found)] = found
+        return self._rows.batch(wanted[self._part], group)
+
+    def _epoch_order(self, epoch: int) -> Int64[np.ndarray, " batches"]:
+        return _permutation(len(self._group_of), self._seed or 0, epoch)
+
+    def _group_order(self, epoch: int, group: int) -> Int64[np.ndarray, " _"]:
+        members = self._rows.groups[group]
+        if self._seed is None:
+            return members
+        # From 1 on: numbers that end in 0 give the same stream as without it.
+        return members[_permutation(len(members), self._seed, epoch, group + 1)]
 
 
 class _ExampleBatches:
@@ -174,7 +240,7 @@ class _ExampleBatches:
         return self._examples.batch(self._seed, wanted)
 
 
-def _iterate(batches: _Batches | _ExampleBatches, prefetch: int) -> BatchIterator:
+def _iterate(batches: _Batches | _GroupedBatches | _ExampleBatches, prefetch: int) -> BatchIterator:
     if prefetch < 0:
         raise ValueError(f"prefetch is {prefetch}, must be at least 0.")
     import grain

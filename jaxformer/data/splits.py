@@ -1,5 +1,7 @@
 """Training and validation documents, told apart by what they say."""
 
+from collections.abc import Sequence
+
 from jaxformer.data.datasets import Documents, document_digest
 
 
@@ -26,14 +28,25 @@ def split_documents(documents: Documents, validation_fraction: float, *, seed: i
         raise ValueError(f"validation_fraction is {validation_fraction}; must be above 0 and at most 1.")
     if validation_fraction == 1.0:
         return _take(documents, []), documents
-    places = _places(documents, seed)
-    if len(set(places)) < 2:
+    training, validation = split_indices(documents.texts, validation_fraction, seed=seed)
+    if not training or not validation:
         return _cut(documents, validation_fraction)
-    # The hash decides, but the lowest is always validation and the highest always training.
+    return _take(documents, training), _take(documents, validation)
+
+
+def split_indices(texts: Sequence[str], validation_fraction: float, *, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Which texts are for training and which for validation, by their hash as ``split_documents`` has it.
+
+    Equal texts are on one side. The text of the lowest hash is always validation and that of the highest always
+    training; a side is empty only if there are not two different texts.
+    """
+    places = _places(texts, seed)
+    if len(set(places)) < 2:
+        return list(range(len(places))), []
     border = min(max(validation_fraction, _above(min(places))), max(places))
     validation = [index for index, place in enumerate(places) if place < border]
     training = [index for index, place in enumerate(places) if place >= border]
-    return _take(documents, training), _take(documents, validation)
+    return training, validation
 
 
 def limit_bytes(documents: Documents, most: int | None, *, seed: int = 0) -> Documents:
@@ -54,7 +67,7 @@ def limit_bytes(documents: Documents, most: int | None, *, seed: int = 0) -> Doc
         return documents
     if most < 1:
         raise ValueError(f"validation_bytes is {most}; must be at least 1, or None for all.")
-    places = _places(documents, seed)
+    places = _places(documents.texts, seed)
     names, texts, room = [], [], most
     for index in sorted(range(len(places)), key=lambda index: (places[index], index)):
         content = documents.texts[index].encode("utf-8", "surrogatepass")[:room].decode("utf-8", "ignore")
@@ -66,10 +79,10 @@ def limit_bytes(documents: Documents, most: int | None, *, seed: int = 0) -> Doc
     return Documents(names, texts, documents.source, documents.skipped)
 
 
-def _places(documents: Documents, seed: int) -> list[float]:
+def _places(texts: Sequence[str], seed: int) -> list[float]:
     """Each document's place in [0, 1), from its text."""
     salt = (seed % 2**64).to_bytes(8, "little")
-    return [int.from_bytes(document_digest(text, salt), "little") / 2**64 for text in documents.texts]
+    return [int.from_bytes(document_digest(text, salt), "little") / 2**64 for text in texts]
 
 
 def _above(place: float) -> float:

@@ -92,6 +92,19 @@ def load_tokenizer(source: str | os.PathLike[str]) -> ByteTokenizer | SubwordTok
     return SubwordTokenizer(backend, name=str(source), special_tokens=_configured_tokens(file))
 
 
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, names: Sequence[str], dataset: str) -> list[np.ndarray]:
+    """Ids of each text of a dataset. Raises ValueError for one that cannot be encoded, by its name."""
+    try:
+        return tokenizer.encode_batch(texts)
+    except ValueError:
+        for name, text in zip(names, texts):
+            try:
+                tokenizer.encode(text)
+            except ValueError as error:
+                raise ValueError(f"dataset {dataset!r}, document {name!r}: {error}") from error
+        raise
+
+
 def _configured_tokens(file: Path) -> dict[str, str]:
     """Special tokens that the configuration beside a tokenizer file names."""
     beside = config_file(file)
