@@ -3,6 +3,7 @@
 from jaxformer.data.algorithmic import AlgorithmicData, TaskExamples, TaskRows, load_algorithmic_data
 from jaxformer.data.baselines import lzma_bits_per_byte, unigram_loss
 from jaxformer.data.byte_tokenizer import ByteTokenizer
+from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.datasets import DATASETS, Documents, load_documents
 from jaxformer.data.language_model import LanguageModelData, load_language_model_data
 from jaxformer.data.packing import IGNORE_LABEL, Batch, TokenRows, check_ids, pack_documents, stream_documents
@@ -31,6 +32,7 @@ __all__ = [
     "Batch",
     "BatchIterator",
     "ByteTokenizer",
+    "CharacterTokenizer",
     "Data",
     "Documents",
     "Examples",

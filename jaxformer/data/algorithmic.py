@@ -18,7 +18,7 @@ from jaxformer.data.symbol_tokenizer import SymbolTokenizer
 from jaxformer.data.tasks import PARITY_SYMBOLS, TASKS, Size, Task
 
 # Streams of one seed: each draws numbers that no other does.
-_TRAINING, _VALIDATION, _TEST = range(3)
+TRAINING, VALIDATION, TEST = range(3)
 _MAX_LENGTH = 2**20
 
 
@@ -38,7 +38,7 @@ class TaskExamples:
     size: Size
     lengths: tuple[int, int]
     length: int
-    stream: int = _TRAINING
+    stream: int = TRAINING
 
     @staticmethod
     def needed(task: Task, size: Size, longest: int) -> int:
@@ -220,31 +220,32 @@ def load_algorithmic_data(
     if name not in TASKS:
         raise ValueError(f"name is {name!r}; must be one of {', '.join(TASKS)}.")
     task = TASKS[name]
-    _check_lengths(min_length, max_length, test_lengths)
+    check_lengths(min_length, max_length, test_lengths)
     for argument, value in (("validation_examples", validation_examples), ("test_examples", test_examples)):
         if value < 1:
             raise ValueError(f"{argument} is {value}, must be at least 1.")
     if test_seed < 0:
         raise ValueError(f"test_seed is {test_seed}, must be at least 0.")
-    size = Size(_number_of_symbols(task, num_symbols), max((max_length, *test_lengths)))
+    size = Size(number_of_symbols(task, num_symbols), max((max_length, *test_lengths)))
     needed = TaskExamples.needed(task, size, max_length)
     if length is not None and length < needed:
         raise ValueError(f"length is {length}, must be at least the {needed} tokens of the longest {name}, or None.")
     row = needed if length is None else length
     train = TaskExamples(task, size, (min_length, max_length), row)
-    validation = TaskExamples(task, size, (min_length, max_length), row, _VALIDATION)
+    validation = TaskExamples(task, size, (min_length, max_length), row, VALIDATION)
     buckets = {}
     for number in sorted(set(test_lengths)):
         # A row as long as in training where that is enough.
         test = TaskExamples(
-            task, size, (number, number), max(row, TaskExamples.needed(task, size, number)), _TEST + number
+            task, size, (number, number), max(row, TaskExamples.needed(task, size, number)), TEST + number
         )
         buckets[f"length_{number}"] = TaskRows(test, test_seed, test_examples)
     rows = TaskRows(validation, test_seed, validation_examples)
     return AlgorithmicData(train, rows, buckets, train.tokenizer)
 
 
-def _check_lengths(min_length: int, max_length: int, test_lengths: tuple[int, ...]) -> None:
+def check_lengths(min_length: int, max_length: int, test_lengths: tuple[int, ...]) -> None:
+    """Raises ValueError for lengths of words that are out of range or order."""
     if not 1 <= min_length <= max_length < _MAX_LENGTH:
         raise ValueError(
             f"min_length is {min_length} and max_length {max_length}; they must be 1 or more, in this order."
@@ -254,7 +255,8 @@ def _check_lengths(min_length: int, max_length: int, test_lengths: tuple[int, ..
         raise ValueError(f"test_lengths holds {wrong[0]}; each must be at least 1.")
 
 
-def _number_of_symbols(task: Task, num_symbols: int | None) -> int:
+def number_of_symbols(task: Task, num_symbols: int | None) -> int:
+    """How many symbols a task has of those asked for (None = its own number). Raises ValueError for a wrong number."""
     if task.num_symbols is None:
         if num_symbols is not None:
             raise ValueError(f"num_symbols is {num_symbols}; {task.name} has symbols of its own, so it must be None.")

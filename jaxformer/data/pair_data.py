@@ -68,7 +68,7 @@ class PairData:
     Args:
         train_rows: rows of the training pairs.
         validation_rows: rows of the validation pairs.
-        buckets: rows of the test pairs as "test", where there are any.
+        test_rows: rows of the test pairs, where there are any; looked at after training only.
         tokenizer: of the targets.
         source_tokenizer: of the sources; the same object where both have one.
         start_id: what the decoder begins with.
@@ -79,13 +79,24 @@ class PairData:
 
     train_rows: PairRows
     validation_rows: PairRows
-    buckets: Mapping[str, PairRows]
+    test_rows: PairRows | None
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer
     start_id: int
     splits: Mapping[str, PairExamples] = field(repr=False)
     source: str
     counts: Mapping[str, int]
+
+    @property
+    def rows(self) -> dict[str, PairRows]:
+        """Rows of each of ``splits``."""
+        rows = {"validation": self.validation_rows}
+        return rows if self.test_rows is None else {**rows, "test": self.test_rows}
+
+    @property
+    def buckets(self) -> dict[str, PairRows]:
+        """Rows that are evaluated apart during training: none here."""
+        return {}
 
     @property
     def bits_per(self) -> dict[str, int]:
@@ -95,7 +106,7 @@ class PairData:
     @property
     def max_length(self) -> int:
         """Tokens of the widest row of any side of any split."""
-        return max(rows.length for rows in (self.train_rows, self.validation_rows, *self.buckets.values()))
+        return max(rows.length for rows in (self.train_rows, *self.rows.values()))
 
     @functools.cached_property
     def hash(self) -> str:

@@ -1,12 +1,14 @@
 """Pairs of a source and a target text, and the files that hold them."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxformer.data.datasets import decode_utf8, read_bytes
+from jaxformer.data.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,23 @@ class Pairs:
         return self.take(kept, self.skipped + len(self) - len(kept))
 
 
+class MadePairs(NamedTuple):
+    """Pairs that are made and not read, with the tokenizer that they bring.
+
+    Attributes:
+        splits: pairs of "train", "validation" and "test".
+        tokenizer: of both sides.
+    """
+
+    splits: Mapping[str, Pairs]
+    tokenizer: Tokenizer
+
+
 def load_pairs(name: str, *, paths: Sequence[str], fields: tuple[str, str] = ("source", "target")) -> Pairs:
     """Loads all pairs of a dataset, those with a blank side too (``Pairs.without_blank`` leaves them out).
 
     Args:
-        name: a key of ``PAIR_FILES``.
+        name: one of ``PAIR_FILES``.
         paths: the source's and the target's file (parallel), or the one file of both.
         fields: which fields hold source and target, where a file holds both.
 
@@ -89,8 +103,8 @@ def parallel(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     sources, targets = (_read_lines(path) for path in paths)
     if len(sources) != len(targets):
         raise ValueError(
-            f"{paths[0]} has {len(sources)} lines and {paths[1]} {len(targets)}: a line of one must stand for a line of "
-            "the other."
+            f"{paths[0]} has {len(sources)} lines and {paths[1]} {len(targets)}: a line of one must stand for a line "
+            "of the other."
         )
     return Pairs(_line_names(paths[0], len(sources)), sources, targets, f"{paths[0]} and {paths[1]}")
 

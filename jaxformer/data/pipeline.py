@@ -173,10 +173,10 @@ class _Batches:
         return self._rows.batch(wanted)
 
     def _epoch_order(self, epoch: int) -> Int64[np.ndarray, " rows"]:
-        return _permutation(len(self._rows), self._seed or 0, epoch)
+        return permutation(len(self._rows), self._seed or 0, epoch)
 
 
-def _permutation(count: int, *entropy: int) -> Int64[np.ndarray, " count"]:
+def permutation(count: int, *entropy: int) -> Int64[np.ndarray, " count"]:
     """A permutation from sorted random numbers: bit generators never change between versions, shuffles may."""
     random = np.random.Philox(np.random.SeedSequence(entropy)).random_raw(count)
     return np.argsort(random, kind="stable")
@@ -213,14 +213,14 @@ class _GroupedBatches:
         return self._rows.batch(wanted[self._part], group)
 
     def _epoch_order(self, epoch: int) -> Int64[np.ndarray, " batches"]:
-        return _permutation(len(self._group_of), self._seed or 0, epoch)
+        return permutation(len(self._group_of), self._seed or 0, epoch)
 
     def _group_order(self, epoch: int, group: int) -> Int64[np.ndarray, " _"]:
         members = self._rows.groups[group]
         if self._seed is None:
             return members
         # From 1 on: numbers that end in 0 give the same stream as without it.
-        return members[_permutation(len(members), self._seed, epoch, group + 1)]
+        return members[permutation(len(members), self._seed, epoch, group + 1)]
 
 
 class _ExampleBatches:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, named symbols, and any ``tokenizer.json`` of the `tokenizers` library."""
+"""Text to token ids and back: bytes, symbols, characters, and any ``tokenizer.json`` of the `tokenizers` library."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import Protocol, SupportsInt, runtime_checkable
 import numpy as np
 
 from jaxformer.data.byte_tokenizer import BYTES_FILE, ByteTokenizer
+from jaxformer.data.character_tokenizer import CHARACTERS, CharacterTokenizer
 from jaxformer.data.subword_tokenizer import SubwordTokenizer
 from jaxformer.data.symbol_tokenizer import SYMBOLS, SymbolTokenizer
 from jaxformer.data.tokenizer_files import config_file
@@ -55,7 +56,9 @@ class Tokenizer(Protocol):
         """Writes what ``load_tokenizer`` reads: the file, or ``tokenizer.json`` in the folder."""
 
 
-def load_tokenizer(source: str | os.PathLike[str]) -> ByteTokenizer | SubwordTokenizer | SymbolTokenizer:
+def load_tokenizer(
+    source: str | os.PathLike[str],
+) -> ByteTokenizer | CharacterTokenizer | SubwordTokenizer | SymbolTokenizer:
     """Loads a tokenizer.
 
     Args:
@@ -81,6 +84,8 @@ def load_tokenizer(source: str | os.PathLike[str]) -> ByteTokenizer | SubwordTok
             return ByteTokenizer()
         if isinstance(content, dict) and content.get("jaxformer_tokenizer") == SYMBOLS:
             return SymbolTokenizer.restore(content)
+        if isinstance(content, dict) and content.get("jaxformer_tokenizer") == CHARACTERS:
+            return CharacterTokenizer.restore(content)
     except ValueError as error:
         raise ValueError(f"{file} is not a tokenizer.json: {error}.") from error
     import tokenizers

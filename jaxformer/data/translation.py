@@ -1,36 +1,50 @@
 """From the name of pairs to the rows and texts of a model that reads a source and writes a target."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxformer.data.dates import date_pairs
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
 from jaxformer.data.pair_rows import PairRows, bucket_widths, fitting_widths
-from jaxformer.data.pairs import PAIR_FILES, Pairs, load_pairs
+from jaxformer.data.pairs import PAIR_FILES, MadePairs, Pairs, load_pairs
 from jaxformer.data.splits import split_indices
+from jaxformer.data.task_pairs import PAIR_TASKS
 from jaxformer.data.tokenizers import Tokenizer, encode_texts, load_tokenizer
 
 BATCHINGS = ("bucketed", "padded")
 
-PAIR_DATASETS: dict[str, Callable[..., Any]] = {**PAIR_FILES}
+PAIR_MAKERS: dict[str, Callable[..., MadePairs]] = {"dates": date_pairs, **PAIR_TASKS}
+"""Pairs that are made by name; each takes its own numbers."""
+
+PAIR_DATASETS: dict[str, Callable[..., Any]] = {**PAIR_FILES, **PAIR_MAKERS}
 """All pairs that a config may name."""
 
 
 def load_pair_data(
     *,
-    name: str = "parallel",
+    name: str = "dates",
     train: Sequence[str] = (),
     validation: Sequence[str] = (),
     test: Sequence[str] = (),
     fields: tuple[str, str] = ("source", "target"),
     tokenizer: str | Tokenizer | None = None,
     source_tokenizer: str | Tokenizer | None = None,
+    validation_fraction: float = 0.05,
+    train_examples: int | None = None,
+    validation_examples: int | None = None,
+    test_examples: int | None = None,
+    locales: Sequence[str] = (),
+    years: tuple[int, int] | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+    num_symbols: int | None = None,
+    split_seed: int = 0,
     length: int | None = None,
     batching: str = "bucketed",
     num_buckets: int = 4,
-    validation_fraction: float = 0.05,
-    split_seed: int = 0,
 ) -> PairData:
     """Loads pairs, turns both sides into ids that end with the end id, and lays them out in rows.
 
@@ -44,15 +58,24 @@ def load_pair_data(
         test: files of the test pairs; none = no test.
         fields: which fields hold source and target, where a file holds both.
         tokenizer: of the targets, or of both sides: "bytes", a ``tokenizer.json`` or its folder, or a tokenizer; None =
-            bytes.
+            bytes, or that of pairs that bring their own, which take no other.
         source_tokenizer: of the sources; None = the same.
+        validation_fraction: share of the training pairs for validation, in (0, 1), where that has no files; pairs with
+            equal sources are on one side.
+        train_examples: training pairs to make; this and the next seven are of ``date_pairs`` and ``task_pairs``, None
+            is what those have, and pairs in files take none of them.
+        validation_examples: validation pairs to make.
+        test_examples: test pairs to make.
+        locales: of dates.
+        years: of dates, first and last.
+        min_length: shortest word of a task, in symbols.
+        max_length: longest word of a task, in symbols.
+        num_symbols: different symbols of a task.
+        split_seed: chooses the share for validation, or draws the pairs that are made.
         length: tokens that a side of a training pair has at most, end included; longer pairs are left out. None = all
             are kept.
         batching: "bucketed": by length, in groups of one shape; "padded": all in one shape.
         num_buckets: groups at most, of "bucketed".
-        validation_fraction: share of the training pairs for validation, in (0, 1), where that has no files; pairs with
-            equal sources are on one side.
-        split_seed: chooses that share.
 
     Returns:
         The data.
@@ -64,21 +87,65 @@ def load_pair_data(
         raise ValueError(f"batching is {batching!r}; must be one of {', '.join(BATCHINGS)}.")
     if length is not None and length < 1:
         raise ValueError(f"length is {length}, must be at least 1 token, or None.")
-    splits = _read_splits(name, {"train": train, "validation": validation, "test": test}, fields)
-    if "validation" not in splits:
-        splits |= _hold_out(splits["train"], validation_fraction, split_seed)
-    both = _tokenizers(tokenizer or "bytes", source_tokenizer)
+    paths = {"train": train, "validation": validation, "test": test}
+    numbers = {
+        "train_examples": train_examples,
+        "validation_examples": validation_examples,
+        "test_examples": test_examples,
+        "locales": tuple(locales) or None,
+        "years": years,
+        "min_length": min_length,
+        "max_length": max_length,
+        "num_symbols": num_symbols,
+    }
+    numbers = {argument: value for argument, value in numbers.items() if value is not None}
+    if name in PAIR_MAKERS:
+        splits, own = _make(name, paths, numbers, (tokenizer, source_tokenizer), split_seed)
+        both = (own, own)
+    else:
+        _refuse(name, numbers)
+        splits = _read(name, paths, fields, validation_fraction, split_seed)
+        both = _tokenizers("bytes" if tokenizer is None else tokenizer, source_tokenizer)
     examples = {split: _encode(name, pairs, *both) for split, pairs in splits.items()}
     return _lay_out(splits["train"], examples, *both, length, 1 if batching == "padded" else num_buckets)
 
 
-def _read_splits(name: str, paths: dict[str, Sequence[str]], fields: tuple[str, str]) -> dict[str, Pairs]:
-    """The pairs of each split that has paths; those of training without blanks."""
-    if not paths["train"]:
+def _refuse(name: str, arguments: Mapping[str, Any]) -> None:
+    for argument, value in arguments.items():
+        raise ValueError(f"pairs {name!r} take no {argument}, got {value!r}.")
+
+
+def _make(
+    name: str,
+    paths: Mapping[str, Sequence[str]],
+    numbers: Mapping[str, Any],
+    tokenizers: Sequence[str | Tokenizer | None],
+    seed: int,
+) -> MadePairs:
+    """Pairs that are made, and their tokenizer for both sides; what they take not is refused."""
+    _refuse(name, {split: given for split, given in paths.items() if given})
+    known = inspect.signature(PAIR_MAKERS[name]).parameters
+    _refuse(name, {argument: value for argument, value in numbers.items() if argument not in known})
+    made = PAIR_MAKERS[name](**numbers, split_seed=seed)
+    for argument, given in zip(("tokenizer", "source_tokenizer"), tokenizers, strict=True):
+        if given is not None and (load_tokenizer(given) if isinstance(given, str) else given) != made.tokenizer:
+            raise ValueError(f"pairs {name!r} bring their own tokenizer; {argument} is {given!r}, must be None.")
+    return made
+
+
+def _read(
+    name: str, paths: Mapping[str, Sequence[str]], fields: tuple[str, str], fraction: float, seed: int
+) -> dict[str, Pairs]:
+    """Pairs in files, those of training without blanks; a share of these where there is no file for validation."""
+    if name in PAIR_FILES and not paths["train"]:
         raise ValueError(f"pairs {name!r} need train: the paths of their files.")
-    splits = {split: load_pairs(name, paths=given, fields=fields) for split, given in paths.items() if given}
+    splits = {
+        split: load_pairs(name, paths=given, fields=fields)
+        for split, given in paths.items()
+        if given or split == "train"
+    }
     splits["train"] = splits["train"].without_blank()
-    return splits
+    return splits if "validation" in splits else splits | _hold_out(splits["train"], fraction, seed)
 
 
 def _hold_out(pairs: Pairs, fraction: float, seed: int) -> dict[str, Pairs]:
@@ -141,7 +208,7 @@ def _lay_out(
     return PairData(
         rows(kept),
         rows(examples["validation"]),
-        {"test": rows(examples["test"])} if "test" in examples else {},
+        rows(examples["test"]) if "test" in examples else None,
         tokenizer,
         source_tokenizer,
         start,

@@ -10,7 +10,7 @@ from jaxformer.training.config import bundled_configs
 
 def catalogue() -> dict[str, dict[str, str]]:
     """By kind of thing, each name with a line of what it is."""
-    from jaxformer.data import DATASETS, PICTURES, TASKS
+    from jaxformer.data import DATASETS, PAIR_DATASETS, PICTURES, TASKS
     from jaxformer.models import MODELS
     from jaxformer.training.objectives import OBJECTIVES
     from jaxformer.training.optimizers import OPTIMIZERS
@@ -21,6 +21,7 @@ def catalogue() -> dict[str, dict[str, str]]:
         "attentions": _attentions(),
         "models": _documented(MODELS),
         "datasets": _documented(DATASETS),
+        "pairs": _documented(PAIR_DATASETS),
         "pictures": _documented(PICTURES),
         "tasks": {name: f"{task.summary} ({task.paper})" for name, task in TASKS.items()},
         "objectives": _documented(OBJECTIVES),
