@@ -19,6 +19,8 @@ class AttentionKind:
       causal: it can be causal.
       bidirectional: it can be other than causal.
       cross: queries and keys may be different tokens, T != S.
+      cross_segments: then too a query sees keys of its own segment only.
+      mixes_queries: then what a query gets depends on the other queries.
       grouped_heads, positions, segments, mask, bias, scale, dropout: the function takes them.
       packing: packed documents are as alone: it takes segments, and nothing depends on where in a row a document lies.
       shared_query_key: the function takes (query_key, value).
@@ -36,6 +38,8 @@ class AttentionKind:
     causal: bool = True
     bidirectional: bool = True
     cross: bool = False
+    cross_segments: bool = False
+    mixes_queries: bool = False
     grouped_heads: bool = False
     positions: bool = False
     segments: bool = False

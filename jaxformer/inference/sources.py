@@ -10,7 +10,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.inference.prompts import bucket, check_rows
-from jaxformer.inference.steps import position_limit
+from jaxformer.models import Transformer
+from jaxformer.models.source_settings import source_limit
 
 
 class SourceBatch(NamedTuple):
@@ -56,7 +57,7 @@ def pad_sources(sources: Iterable[Any] | ArrayLike | None, model: nn.Module, bat
     if len(rows) != batch_size:
         raise ValueError(f"sources has {len(rows)} rows; it must have {batch_size}, one for each prompt.")
     lengths = np.array([row.size for row in rows])
-    limit = position_limit(model)
+    limit = source_limit(model.config) if isinstance(model, Transformer) else None
     if limit is not None and lengths.max() > limit:
         row = int(lengths.argmax())
         raise ValueError(f"sources[{row}] has {lengths[row]} tokens; the model has max_length={limit} positions.")

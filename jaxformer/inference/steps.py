@@ -87,14 +87,21 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
     if not changes:
         return model, variables
     arranged = model.clone(config=dataclasses.replace(model.config, **changes))
-    return arranged, _arrange(tuple(changes), len(model.config.attentions), variables)
+    periods = [("decoder", len(model.config.attentions))]
+    if model.config.architecture == "encoder_decoder":
+        periods.append(("encoder", len(model.config.encoder_side.attentions)))
+    return arranged, _arrange(tuple(changes), tuple(periods), variables)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _arrange(changes: tuple[str, ...], period: int, variables: Any) -> Any:
+def _arrange(changes: tuple[str, ...], periods: tuple[tuple[str, int], ...], variables: Any) -> Any:
     """Variables of a model in which the named fields have been changed."""
     if "scan_layers" in changes:
-        variables = {name: unstack_layers(tree, period) for name, tree in variables.items()}
+        by_side = dict(periods)
+        variables = {
+            name: {side: unstack_layers(part, by_side.get(side, 1)) for side, part in tree.items()}
+            for name, tree in variables.items()
+        }
     if "tie_embeddings" in changes:
         params = variables["params"]
         head = {"kernel": params["token_embedding"]["embedding"].T}

@@ -50,13 +50,16 @@ def argument_defaults(kind: str) -> dict[str, Any]:
     return {field.name: field.default for field in fields if field.name not in common}
 
 
-def check_settings(kind: AttentionKind, settings: Mapping[str, Any], pattern: PatternKind | None = None) -> None:
+def check_settings(
+    kind: AttentionKind, settings: Mapping[str, Any], pattern: PatternKind | None = None, field: str = "attention"
+) -> None:
     """Refuses settings that nothing of the kind knows, and the lack of needed ones.
 
     Args:
       kind: the record.
       settings: keyword arguments by name, as in ``attention_args``.
       pattern: of sparse attention by a pattern's name: settings are the constructor's too.
+      field: what the choice of the kind is called.
 
     Raises:
       ValueError: as said, with the names that there are.
@@ -71,9 +74,8 @@ def check_settings(kind: AttentionKind, settings: Mapping[str, Any], pattern: Pa
     for setting in settings:
         if setting not in own:
             raise ValueError(
-                f"attention_args has {setting!r}, which attention={name!r} does not know; it knows "
-                f"{', '.join(sorted(own))}"
+                f"{field}_args has {setting!r}, which {field}={name!r} does not know; it knows {', '.join(sorted(own))}"
             )
     needed = {key for key in own - optional if parameters[key].default is inspect.Parameter.empty}
     if needed - set(settings):
-        raise ValueError(f"attention={name!r} needs {', '.join(sorted(needed - set(settings)))} in attention_args")
+        raise ValueError(f"{field}={name!r} needs {', '.join(sorted(needed - set(settings)))} in {field}_args")

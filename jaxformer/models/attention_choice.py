@@ -52,37 +52,40 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def choose_attentions(names: str | tuple[str, ...], args: tuple) -> tuple[AttentionChoice, ...]:
+def choose_attentions(
+    names: str | tuple[str, ...], args: tuple, field: str = "attention"
+) -> tuple[AttentionChoice, ...]:
     """The attentions that the layers go through in turn.
 
     Args:
       names: a name of ``ATTENTION`` or ``PATTERNS``, or several.
       args: sorted pairs of keyword arguments; for several names, pairs of a name and such pairs, or such pairs each.
+      field: of the config, where the names stand.
 
     Raises:
       ValueError: an unknown name or argument, arguments of a name that is not chosen, or of another number of names.
     """
     if isinstance(names, str):
-        return (choose_attention(names, args),)
+        return (choose_attention(names, args, field),)
     if not names:
-        raise ValueError("attention=() must have at least one name")
+        raise ValueError(f"{field}=() must have at least one name")
     if any(len(entry) != 2 or not isinstance(entry[0], str) for entry in args):
         if len(args) != len(names):
-            raise ValueError(f"attention_args has {len(args)} mappings for the {len(names)} of attention={names!r}")
-        return tuple(choose_attention(name, entry) for name, entry in zip(names, args))
+            raise ValueError(f"{field}_args has {len(args)} mappings for the {len(names)} of {field}={names!r}")
+        return tuple(choose_attention(name, entry, field) for name, entry in zip(names, args))
     by_name = dict(args)
     for name in by_name:
         if name not in names:
-            raise ValueError(f"attention_args has {name!r}, which is not in attention={names!r}")
-    return tuple(choose_attention(name, by_name.get(name, ())) for name in names)
+            raise ValueError(f"{field}_args has {name!r}, which is not in {field}={names!r}")
+    return tuple(choose_attention(name, by_name.get(name, ()), field) for name in names)
 
 
-def choose_attention(name: str, args: tuple[tuple[str, Any], ...]) -> AttentionChoice:
+def choose_attention(name: str, args: tuple[tuple[str, Any], ...], field: str = "attention") -> AttentionChoice:
     """One attention by name; a pattern's arguments become the pattern."""
     if name in PATTERNS:
         pattern, kind = PATTERNS[name], ATTENTION["sparse"]
         known = _parameters(pattern.constructor)
-        check_settings(kind, dict(args), pattern)
+        check_settings(kind, dict(args), pattern, field)
         own = {key: value for key, value in args if key in known}
         rest = tuple((key, value) for key, value in args if key not in known)
         made = ("pattern", pattern.constructor(**own))
@@ -90,10 +93,32 @@ def choose_attention(name: str, args: tuple[tuple[str, Any], ...]) -> AttentionC
             name, kind, tuple(sorted([*rest, made])), pattern.packing, pattern.causal, pattern.bidirectional
         )
     if name not in ATTENTION:
-        raise ValueError(f"attention={name!r} must be one of {', '.join(sorted([*ATTENTION, *PATTERNS]))}")
+        raise ValueError(f"{field}={name!r} must be one of {', '.join(sorted([*ATTENTION, *PATTERNS]))}")
     kind = ATTENTION[name]
-    check_settings(kind, dict(args))
+    check_settings(kind, dict(args), field=field)
     return AttentionChoice(name, kind, args, kind.packing, kind.causal, kind.bidirectional)
+
+
+def choose_cross_attention(name: Any, args: tuple[tuple[str, Any], ...]) -> AttentionChoice:
+    """The attention from a decoder to an encoder.
+
+    Raises:
+      ValueError: one that is within one sequence, or that can't be decoded as it is trained.
+    """
+    kinds = {**ATTENTION, **dict.fromkeys(PATTERNS, ATTENTION["sparse"])}
+    kind = kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        names = ", ".join(sorted(name for name, kind in ATTENTION.items() if kind.cross and not kind.mixes_queries))
+        raise ValueError(f"cross_attention={name!r} must be one of {names}")
+    if not kind.cross:
+        raise ValueError(
+            f"cross_attention={name!r} can't be between two sequences: its queries and keys are the same tokens"
+        )
+    if kind.mixes_queries:
+        raise ValueError(
+            f"cross_attention={name!r} can't be decoded: what a query gets depends on the queries after it, too"
+        )
+    return choose_attention(name, args, "cross_attention")
 
 
 def check_attentions(config: Any) -> None:
@@ -102,32 +127,65 @@ def check_attentions(config: Any) -> None:
     Raises:
       ValueError: as said.
     """
+    architecture = config.architecture
     choices = choose_attentions(config.attention, config.attention_args)
-    depths = {"num_layers": config.num_layers, "num_encoder_layers": config.num_encoder_layers}
-    for field, depth in depths.items():
-        if depth is not None and isinstance(depth, int) and depth % len(choices):
-            raise ValueError(
-                f"{field}={depth} must be a multiple of the {len(choices)} attentions {config.attention!r}"
-            )
+    depths = {"num_layers": config.num_layers}
+    if config.encoder_attention is None:
+        depths["num_encoder_layers"] = config.num_encoder_layers
+    _check_depths("attention", config.attention, choices, depths)
     for choice in choices:
-        kind = choice.kind
-        if config.architecture != "encoder" and not choice.causal:
-            raise ValueError(
-                f"attention={choice.name!r} can't be causal, as architecture={config.architecture!r} needs"
-            )
-        if config.architecture != "decoder" and not choice.bidirectional:
-            raise ValueError(f"attention={choice.name!r} is causal only; architecture={config.architecture!r} is not")
-        unmet = {
-            f"num_kv_heads={config.num_kv_heads}": config.num_kv_heads not in (None, config.num_heads)
-            and not kind.grouped_heads,
-            f"positions={config.positions!r}": config.positions in ("alibi", "relative") and not kind.bias,
-            f"attention_scale={config.attention_scale}": config.attention_scale is not None and not kind.scale,
-            f"attention_dropout_rate={config.attention_dropout_rate}": bool(config.attention_dropout_rate)
-            and not kind.dropout,
-        }
-        for field, is_unmet in unmet.items():
-            if is_unmet:
-                raise ValueError(f"attention={choice.name!r} does not support {field}")
+        if architecture != "encoder" and not choice.causal:
+            also = "; an encoder's own is encoder_attention" if architecture == "encoder_decoder" else ""
+            raise ValueError(f"attention={choice.name!r} can't be causal, as {architecture=} needs{also}")
+        if architecture != "decoder" and config.encoder_attention is None and not choice.bidirectional:
+            raise ValueError(f"attention={choice.name!r} is causal only; {architecture=} is not")
+        _check_support(config, "attention", choice)
+    if architecture == "encoder_decoder":
+        _check_other_attentions(config)
+        return
+    for field, default in (("encoder_attention", None), ("cross_attention", "dense")):
+        if getattr(config, field) != default or getattr(config, f"{field}_args"):
+            raise ValueError(f"{field}={getattr(config, field)!r} needs architecture='encoder_decoder'")
+
+
+def _check_other_attentions(config: Any) -> None:
+    """The encoder's own attention and the cross-attention of an encoder-decoder."""
+    names = config.encoder_attention
+    if names is None and config.encoder_attention_args:
+        raise ValueError("encoder_attention_args needs encoder_attention, which is None: it is then as attention")
+    if names is not None:
+        choices = choose_attentions(names, config.encoder_attention_args, "encoder_attention")
+        field = "num_layers" if config.num_encoder_layers is None else "num_encoder_layers"
+        _check_depths("encoder_attention", names, choices, {field: getattr(config, field)})
+        for choice in choices:
+            if not choice.bidirectional:
+                raise ValueError(f"encoder_attention={choice.name!r} is causal only; an encoder is not")
+            _check_support(config, "encoder_attention", choice)
+    across = choose_cross_attention(config.cross_attention, config.cross_attention_args)
+    _check_support(config, "cross_attention", across, biased=False)
+
+
+def _check_depths(field: str, names: Any, choices: tuple[AttentionChoice, ...], depths: dict[str, Any]) -> None:
+    """Refuse numbers of layers that the attentions do not divide."""
+    for name, depth in depths.items():
+        if isinstance(depth, int) and depth % len(choices):
+            raise ValueError(f"{name}={depth} must be a multiple of the {len(choices)} attentions {names!r} ({field})")
+
+
+def _check_support(config: Any, field: str, choice: AttentionChoice, biased: bool = True) -> None:
+    """Refuse settings of the config that the kind has no argument for; only ``biased`` ones see positions' bias."""
+    kind = choice.kind
+    unmet = {
+        f"num_kv_heads={config.num_kv_heads}": config.num_kv_heads not in (None, config.num_heads)
+        and not kind.grouped_heads,
+        f"positions={config.positions!r}": biased and config.positions in ("alibi", "relative") and not kind.bias,
+        f"attention_scale={config.attention_scale}": config.attention_scale is not None and not kind.scale,
+        f"attention_dropout_rate={config.attention_dropout_rate}": bool(config.attention_dropout_rate)
+        and not kind.dropout,
+    }
+    for setting, is_unmet in unmet.items():
+        if is_unmet:
+            raise ValueError(f"{field}={choice.name!r} does not support {setting}")
 
 
 def _parameters(function: Callable) -> set[str]:

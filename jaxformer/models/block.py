@@ -18,7 +18,7 @@ from jaxformer.layers import (
     MultiHeadAttention,
     RMSNorm,
 )
-from jaxformer.models.attention_choice import AttentionChoice, choose_attention
+from jaxformer.models.attention_choice import AttentionChoice
 from jaxformer.models.config import TransformerConfig
 
 
@@ -204,8 +204,7 @@ class TransformerBlock(nn.Module):
             return out.output
 
         def cross_attention(hidden: Array) -> Array:
-            across = choose_attention(self.config.cross_attention, ())
-            out = self._attention("cross_attention", across, rotary=False)(
+            out = self._attention("cross_attention", self.config.cross, rotary=False)(
                 hidden,
                 inputs.memory if memory is None else memory,
                 key_mask=inputs.memory_mask,

@@ -7,10 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.attention import ATTENTION
 from jaxformer.functional import DISPATCHES
 from jaxformer.layers import ACTIVATIONS, check_heads
-from jaxformer.models.attention_choice import AttentionChoice, check_attentions, choose_attentions, freeze
+from jaxformer.models.attention_choice import (
+    AttentionChoice,
+    check_attentions,
+    choose_attentions,
+    choose_cross_attention,
+    freeze,
+)
 from jaxformer.models.expert_settings import check_mixture
 from jaxformer.models.position_settings import POSITIONS, check_positions
 from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
@@ -67,7 +72,10 @@ class TransformerConfig:
         through in turn: ("local", "local", "dense") repeats every three layers, and divides num_layers.
       attention_args: its further keyword arguments (a mapping, kept as sorted pairs), those of its arrays among them;
         of a tuple of names, a mapping from name to such a mapping, or one such mapping for each name.
-      cross_attention: the same for the attention from decoder to encoder; one name.
+      encoder_attention: the same for the encoder of an encoder-decoder, whose need not be causal (None = attention).
+      encoder_attention_args: its further keyword arguments.
+      cross_attention: the attention from decoder to encoder; one name.
+      cross_attention_args: its further keyword arguments.
       attention_scale: factor on attention logits (None = 1/sqrt(head_dim)).
       mlp_chunk_size: positions of the feed-forward layer computed at a time (None = all).
       convolution_width: positions mixed by a depthwise convolution in front of the feed-forward layer, which makes it a
@@ -149,7 +157,10 @@ class TransformerConfig:
     mlp_dropout_rate: float = 0.0
     attention: Any = "dense"
     attention_args: Any = ()
-    cross_attention: str = "dense"
+    encoder_attention: Any = None
+    encoder_attention_args: Any = ()
+    cross_attention: Any = "dense"
+    cross_attention_args: Any = ()
     attention_scale: float | None = None
     mlp_chunk_size: int | None = None
     convolution_width: int | None = None
@@ -186,10 +197,11 @@ class TransformerConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
-        for name in ("attention", "axial_shape", "axial_dims"):
+        for name in ("attention", "encoder_attention", "axial_shape", "axial_dims"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "attention_args", freeze(self.attention_args))
+        for name in ("attention_args", "encoder_attention_args", "cross_attention_args"):
+            object.__setattr__(self, name, freeze(getattr(self, name)))
         check_attentions(self)
         check_source_vocabulary(self)
         check_mixture(self)
@@ -254,6 +266,31 @@ class TransformerConfig:
         return choices * (math.lcm(len(choices), self.expert_period) // len(choices))
 
     @property
+    def cross(self) -> AttentionChoice:
+        """The attention from decoder to encoder."""
+        return choose_cross_attention(self.cross_attention, self.cross_attention_args)
+
+    @property
+    def encoder_side(self) -> "TransformerConfig":
+        """That of the encoder of an encoder-decoder alone."""
+        own = self.encoder_attention is not None
+        return dataclasses.replace(
+            self,
+            architecture="encoder",
+            num_layers=self.num_encoder_layers or self.num_layers,
+            num_encoder_layers=None,
+            num_future_tokens=1,
+            share_embeddings=True,
+            source_vocab_size=None,
+            attention=self.encoder_attention if own else self.attention,
+            attention_args=self.encoder_attention_args if own else self.attention_args,
+            encoder_attention=None,
+            encoder_attention_args=(),
+            cross_attention="dense",
+            cross_attention_args=(),
+        )
+
+    @property
     def mixtures(self) -> tuple[bool, ...]:
         """Whether each layer of the period has experts."""
         last = self.expert_period - 1
@@ -287,7 +324,6 @@ _CHOICES = {
     "norm": NORMS,
     "norm_placement": NORM_PLACEMENTS,
     "activation": tuple(sorted(ACTIVATIONS)),
-    "cross_attention": tuple(sorted(name for name, kind in ATTENTION.items() if kind.cross and not kind.arguments)),
     "expert_dispatch": tuple(DISPATCHES),
     "remat": REMAT_POLICIES,
     "kernel_init": KERNEL_INITS,

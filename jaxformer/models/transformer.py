@@ -33,7 +33,7 @@ class TransformerOutput(NamedTuple):
     Attributes:
       logits: float32 [B, L, vocab_size] (or [B, K, vocab_size] of the selected positions).
       aux: auxiliary losses, metrics, maps, state, cache and attention weights of the (decoder's) stack; an encoder's
-        losses, metrics and maps beside them, under names that begin with ``encoder_``.
+        losses, metrics, maps and weights beside them, under names that begin with ``encoder_``.
     """
 
     logits: Array
@@ -196,8 +196,8 @@ class Transformer(nn.Module):
         if not config.share_embeddings:
             self.source_embedding = self._table(config.source_vocab_size or config.vocab_size)
         if config.architecture != "decoder":
-            depth = config.num_layers if config.architecture == "encoder" else config.num_encoder_layers
-            self.encoder = Side(config, depth or config.num_layers, causal=False)
+            own = config if config.architecture == "encoder" else config.encoder_side
+            self.encoder = Side(own, own.num_layers, causal=False)
         if config.architecture != "encoder":
             self.decoder = Side(config, config.num_layers, causal=True, cross=config.architecture == "encoder_decoder")
         if not config.tie_embeddings:
@@ -303,6 +303,8 @@ class Transformer(nn.Module):
         self._check_call(tokens, source, cache, positions)
         if source_segments is not None and segments is None:
             raise ValueError("source_segments were given without segments; packed sources need packed targets")
+        if source_segments is not None and not self.config.cross.kind.cross_segments:
+            raise ValueError(f"cross_attention={self.config.cross_attention!r} can't keep packed pairs apart")
         if cache is not None and return_weights:
             raise ValueError("return_weights can't be given with a cache")
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
@@ -316,7 +318,7 @@ class Transformer(nn.Module):
         encoder_aux = None
         if source is not None:
             given = BlockInputs(positions=source_positions, segments=source_segments, key_mask=source_mask)
-            memory, encoder_aux = self._encode(source, given, shift, deterministic)
+            memory, encoder_aux = self._encode(source, given, shift, deterministic, return_weights)
             inputs = inputs._replace(memory=memory, memory_mask=source_mask, memory_segments=source_segments)
         x, aux = self.decoder(x, inputs, shift=shift, cache=cache, **options)
         return x, aux if encoder_aux is None else _with_encoder(aux, encoder_aux)
@@ -336,12 +338,18 @@ class Transformer(nn.Module):
         return self._encode(source, inputs, shift, deterministic)[0]
 
     def _encode(
-        self, source: Array, inputs: BlockInputs, shift: Array | None, deterministic: bool
+        self,
+        source: Array,
+        inputs: BlockInputs,
+        shift: Array | None,
+        deterministic: bool,
+        return_weights: bool = False,
     ) -> tuple[Array, BlockAux]:
         """The encoder's output and its ``BlockAux``."""
         self._check_length("source", source)
         table = self.token_embedding if self.config.share_embeddings else self.source_embedding
-        return self.encoder(self._embed(table, source), inputs, shift=shift, deterministic=deterministic)
+        options: Any = {"deterministic": deterministic, "return_weights": return_weights}
+        return self.encoder(self._embed(table, source), inputs, shift=shift, **options)
 
     def _draw_shift(self, batch_size: int, deterministic: bool) -> Int[Array, "B"] | None:
         """Where each row's positions begin in training, the same for source and target; None = at 0."""
@@ -455,7 +463,7 @@ class Transformer(nn.Module):
 
 
 def _with_encoder(aux: BlockAux, encoder: BlockAux) -> BlockAux:
-    """The decoder's ``BlockAux`` with the encoder's losses, metrics and maps."""
+    """The decoder's ``BlockAux`` with the encoder's losses, metrics, maps and weights."""
 
     def join(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         return {**own, **{f"encoder_{name}": value for name, value in others.items()}}
@@ -464,6 +472,7 @@ def _with_encoder(aux: BlockAux, encoder: BlockAux) -> BlockAux:
         losses=join(aux.losses, encoder.losses),
         metrics=join(aux.metrics, encoder.metrics),
         maps=join(aux.maps, encoder.maps),
+        weights=join(aux.weights, encoder.weights),
     )
 
 
