@@ -6,6 +6,7 @@ from jaxformer.data.byte_tokenizer import ByteTokenizer
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.datasets import DATASETS, Documents, load_documents
 from jaxformer.data.language_model import LanguageModelData, load_language_model_data
+from jaxformer.data.packed_pairs import PackedPairRows
 from jaxformer.data.packing import IGNORE_LABEL, Batch, TokenRows, check_ids, pack_documents, stream_documents
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
 from jaxformer.data.pair_rows import PairRows, bucket_widths, shift_right
@@ -38,6 +39,7 @@ __all__ = [
     "Examples",
     "GroupedRows",
     "LanguageModelData",
+    "PackedPairRows",
     "PairData",
     "PairExamples",
     "PairRows",

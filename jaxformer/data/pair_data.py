@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jaxformer.data import baselines
+from jaxformer.data.packed_pairs import PackedPairRows
 from jaxformer.data.packing import join_documents
 from jaxformer.data.pair_rows import PairRows
 from jaxformer.data.tokenizers import Tokenizer
@@ -77,9 +78,9 @@ class PairData:
         counts: pairs of each split, that of training too.
     """
 
-    train_rows: PairRows
-    validation_rows: PairRows
-    test_rows: PairRows | None
+    train_rows: PairRows | PackedPairRows
+    validation_rows: PairRows | PackedPairRows
+    test_rows: PairRows | PackedPairRows | None
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer
     start_id: int
@@ -88,13 +89,13 @@ class PairData:
     counts: Mapping[str, int]
 
     @property
-    def rows(self) -> dict[str, PairRows]:
+    def rows(self) -> dict[str, PairRows | PackedPairRows]:
         """Rows of each of ``splits``."""
-        rows = {"validation": self.validation_rows}
+        rows: dict[str, PairRows | PackedPairRows] = {"validation": self.validation_rows}
         return rows if self.test_rows is None else {**rows, "test": self.test_rows}
 
     @property
-    def buckets(self) -> dict[str, PairRows]:
+    def buckets(self) -> dict[str, PairRows | PackedPairRows]:
         """Rows that are evaluated apart during training: none here."""
         return {}
 

@@ -1,11 +1,12 @@
 """Pairs of a source and a target text, and the files that hold them."""
 
 import difflib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxformer.data.datasets import decode_utf8, read_bytes
 from jaxformer.data.tokenizers import Tokenizer
@@ -109,6 +110,89 @@ def parallel(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     return Pairs(_line_names(paths[0], len(sources)), sources, targets, f"{paths[0]} and {paths[1]}")
 
 
+def tsv_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
+    """A file of lines with tabs between columns (gzip accepted), chosen by number from 0 or by the first line's names.
+
+    Tabs are all that separates: quotation marks are text. Empty lines are passed over.
+    """
+    lines = [(number, line.split("\t")) for number, line in enumerate(_read_lines(paths[0]), start=1) if line]
+    name = Path(paths[0]).name
+    if all(field.isdecimal() for field in fields):
+        columns = [int(field) for field in fields]
+    else:
+        header = lines.pop(0)[1] if lines else []
+        missing = [field for field in fields if field not in header]
+        if missing:
+            raise ValueError(
+                f"{name}, line 1: no column {missing[0]!r}; there is {', '.join(map(repr, header))}. Without names of "
+                "columns there, fields must be their numbers, as ('0', '1')."
+            )
+        columns = [header.index(field) for field in fields]
+    for number, line in lines:
+        if len(line) <= max(columns):
+            raise ValueError(f"{name}, line {number}: no column {max(columns)} (from 0); there are {len(line)}.")
+    sources, targets = ([line[column] for _, line in lines] for column in columns)
+    return Pairs([f"{name}:{number}" for number, _ in lines], sources, targets, f"{paths[0]}, columns {_and(fields)}")
+
+
+def jsonl_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
+    """A JSON-lines file (gzip accepted), each line an object with the texts in two fields; "a.b" is field b of a."""
+    name = Path(paths[0]).name
+    names, sources, targets = [], [], []
+    for number, line in enumerate(_read_lines(paths[0]), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: not JSON ({error}).") from error
+        names.append(f"{name}:{number}")
+        sources.append(_text_at(entry, fields[0], where))
+        targets.append(_text_at(entry, fields[1], where))
+    return Pairs(names, sources, targets, f"{paths[0]}, fields {_and(fields)}")
+
+
+def huggingface_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
+    """Data of the Hugging Face Hub, ``owner/name[:config][@split]``, in two columns ("a.b" is field b of column a)."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            "pairs 'huggingface_pairs' need the datasets package: pip install 'jaxformer[datasets]'."
+        ) from error
+    path, _, split = paths[0].partition("@")
+    name, _, config = path.partition(":")
+    rows = datasets.load_dataset(name, config or None, split=split or "train")
+    sides = []
+    for field in fields:
+        head = field if field in rows.column_names else field.partition(".")[0]
+        if head not in rows.column_names:
+            raise ValueError(f"data {paths[0]!r} have no column {field!r}; they have {', '.join(rows.column_names)}.")
+        entries = ({head: entry} for entry in rows[head])
+        sides.append([_text_at(entry, field, f"{paths[0]}, row {index}") for index, entry in enumerate(entries)])
+    names = [f"{paths[0]}:{index}" for index in range(len(sides[0]))]
+    return Pairs(names, sides[0], sides[1], f"{paths[0]}, columns {_and(fields)}")
+
+
+def _text_at(entry: Any, field: str, where: str) -> str:
+    """The text in a field of an object, or in a field of one of its objects. Raises ValueError for anything else."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: no field {field!r}; there is a {type(entry).__name__}, not an object.")
+    if field not in entry:
+        head, dot, rest = field.partition(".")
+        if dot and isinstance(entry.get(head), dict):
+            return _text_at(entry[head], rest, where)
+        raise ValueError(f"{where}: no field {field!r}; there is {', '.join(map(repr, entry))}.")
+    if not isinstance(entry[field], str):
+        raise ValueError(f"{where}: field {field!r} is {type(entry[field]).__name__}, must be text.")
+    return entry[field]
+
+
+def _and(fields: tuple[str, str]) -> str:
+    return f"{fields[0]!r} and {fields[1]!r}"
+
+
 def _read_lines(path: str) -> list[str]:
     """The lines of a file without their ends, LF or CR LF; other characters that break lines are text."""
     file = Path(path).expanduser()
@@ -122,5 +206,10 @@ def _line_names(path: str, count: int) -> list[str]:
     return [f"{name}:{number}" for name, number in zip(repeat(Path(path).name), range(1, count + 1))]
 
 
-PAIR_FILES: dict[str, Callable[[tuple[str, ...], tuple[str, str]], Pairs]] = {"parallel": parallel}
+PAIR_FILES: dict[str, Callable[[tuple[str, ...], tuple[str, str]], Pairs]] = {
+    "parallel": parallel,
+    "tsv_pairs": tsv_pairs,
+    "jsonl_pairs": jsonl_pairs,
+    "huggingface_pairs": huggingface_pairs,
+}
 """Pairs in files by name; each takes paths and fields."""

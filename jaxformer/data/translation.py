@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from jaxformer.data.dates import date_pairs
+from jaxformer.data.packed_pairs import PackedPairRows
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
-from jaxformer.data.pair_rows import PairRows, bucket_widths, fitting_widths
+from jaxformer.data.pair_rows import PairRows, bucket_widths, fitting_widths, round_up
 from jaxformer.data.pairs import PAIR_FILES, MadePairs, Pairs, load_pairs
 from jaxformer.data.splits import split_indices
 from jaxformer.data.task_pairs import PAIR_TASKS
 from jaxformer.data.tokenizers import Tokenizer, encode_texts, load_tokenizer
 
-BATCHINGS = ("bucketed", "padded")
+BATCHINGS = ("bucketed", "packed", "padded")
 
 PAIR_MAKERS: dict[str, Callable[..., MadePairs]] = {"dates": date_pairs, **PAIR_TASKS}
 """Pairs that are made by name; each takes its own numbers."""
@@ -53,7 +54,8 @@ def load_pair_data(
 
     Args:
         name: pairs of ``PAIR_DATASETS``.
-        train: files of the training pairs: source and target (parallel), or the one of both.
+        train: files of the training pairs: source and target (parallel), or the one of both; of the Hugging Face Hub
+            ("owner/name[:config][@split]",), where a split that is not named is train, validation or test by argument.
         validation: files of the validation pairs; none = a share of the training pairs.
         test: files of the test pairs; none = no test.
         fields: which fields hold source and target, where a file holds both.
@@ -74,7 +76,8 @@ def load_pair_data(
         split_seed: chooses the share for validation, or draws the pairs that are made.
         length: tokens that a side of a training pair has at most, end included; longer pairs are left out. None = all
             are kept.
-        batching: "bucketed": by length, in groups of one shape; "padded": all in one shape.
+        batching: "bucketed": by length, in groups of one shape; "padded": all in one shape, a pair a row; "packed":
+            several pairs a row as long as the longest pair, or as length.
         num_buckets: groups at most, of "bucketed".
 
     Returns:
@@ -107,7 +110,7 @@ def load_pair_data(
         splits = _read(name, paths, fields, validation_fraction, split_seed)
         both = _tokenizers("bytes" if tokenizer is None else tokenizer, source_tokenizer)
     examples = {split: _encode(name, pairs, *both) for split, pairs in splits.items()}
-    return _lay_out(splits["train"], examples, *both, length, 1 if batching == "padded" else num_buckets)
+    return _lay_out(splits["train"], examples, *both, length, batching, num_buckets)
 
 
 def _refuse(name: str, arguments: Mapping[str, Any]) -> None:
@@ -140,12 +143,19 @@ def _read(
     if name in PAIR_FILES and not paths["train"]:
         raise ValueError(f"pairs {name!r} need train: the paths of their files.")
     splits = {
-        split: load_pairs(name, paths=given, fields=fields)
+        split: load_pairs(name, paths=_of_split(name, given, split), fields=fields)
         for split, given in paths.items()
         if given or split == "train"
     }
     splits["train"] = splits["train"].without_blank()
     return splits if "validation" in splits else splits | _hold_out(splits["train"], fraction, seed)
+
+
+def _of_split(name: str, paths: Sequence[str], split: str) -> Sequence[str]:
+    """The paths; on the Hugging Face Hub those of a split that is not named are that of the same name."""
+    if name != "huggingface_pairs" or isinstance(paths, str):
+        return paths
+    return [path if "@" in path else f"{path}@{split}" for path in paths]
 
 
 def _hold_out(pairs: Pairs, fraction: float, seed: int) -> dict[str, Pairs]:
@@ -188,6 +198,7 @@ def _lay_out(
     source_tokenizer: Tokenizer,
     tokenizer: Tokenizer,
     length: int | None,
+    batching: str,
     num_buckets: int,
 ) -> PairData:
     """Rows of all splits in the widths that fit training, and what is said of the pairs."""
@@ -197,11 +208,15 @@ def _lay_out(
         what = f"with at most length = {length} tokens on a side " if len(train) else ""
         raise ValueError(f"{pairs.source}: there is no training pair {what}({pairs.skipped} with a blank side).")
     start = decoder_start(tokenizer)
-    widths = bucket_widths(kept.sources, kept.targets, num_buckets)
+    widths = bucket_widths(kept.sources, kept.targets, num_buckets if batching == "bucketed" else 1)
+    widest = round_up(kept.longest if length is None else length)
 
-    def rows(split: PairExamples) -> PairRows:
-        fitting = fitting_widths(split.sources, split.targets, widths)
-        return PairRows(split.sources, split.targets, fitting, start, source_tokenizer.pad_id, tokenizer.pad_id)
+    def rows(split: PairExamples) -> PairRows | PackedPairRows:
+        ids = (start, source_tokenizer.pad_id, tokenizer.pad_id)
+        if batching == "packed":
+            width = max(widest, round_up(split.longest))
+            return PackedPairRows(split.sources, split.targets, (width, width), *ids)
+        return PairRows(split.sources, split.targets, fitting_widths(split.sources, split.targets, widths), *ids)
 
     left_out = [(pairs.skipped, "with a blank side"), (len(train) - len(kept), f"of more than {length} tokens")]
     said = " and ".join(f"{count:,} {what}" for count, what in left_out if count)
