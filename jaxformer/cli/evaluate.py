@@ -2,6 +2,7 @@
 
 jaxformer eval --workdir=runs/a
 jaxformer eval --workdir=runs/a --config.data.name=text --config.data.path=book.txt
+jaxformer eval --workdir=runs/translation --config.eval.num_beams=5
 jaxformer eval --workdir=runs/duplicate --attention=lsh:num_hashes=8,num_buckets=16,chunk_size=8 --attention_seed=1
 """
 

@@ -84,7 +84,7 @@ def translate(
     batch_size, num_return = check_count(batch_size, "batch_size"), check_count(num_return, "num_return")
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
     used = [name for name, value in filters.items() if value not in (None, 1.0)]
-    common = {"max_new_tokens": max_new_tokens, "eos_id": eos_id, "pad_id": -1}
+    common: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_id": eos_id, "pad_id": -1}
     common |= {"vocab_size": vocab_size, "model_state": model_state}
     decode: Callable[[list[Any], int], list[list[Hypothesis]]]
     if num_beams != 1 or not (temperature or used):

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxformer.inference import has_encoder
 from jaxformer.models import MODELS, Transformer
 from jaxformer.training.nearest import nearest
 from jaxformer.training.objectives import OBJECTIVES, Objective
@@ -42,6 +43,8 @@ def load_data(config: ConfigDict, directory: RunDirectory | None = None) -> Any:
     check_fields("data", arguments, loader)
     if directory is not None and "tokenizer" in arguments:
         arguments["tokenizer"] = directory.tokenizer(arguments["tokenizer"])
+        if arguments.get("source_tokenizer") is not None:
+            arguments["source_tokenizer"] = directory.source_tokenizer(arguments["source_tokenizer"])
     return loader(**arguments)
 
 
@@ -68,31 +71,54 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
     Raises:
       ConfigError: a value that is given does not fit the data.
     """
-    decided: dict[str, object] = {}
-    if config.model.vocab_size is None:
-        decided["model.vocab_size"] = data.tokenizer.vocab_size
-    elif config.model.vocab_size < data.tokenizer.vocab_size:
-        raise ConfigError(
-            f"config.model.vocab_size is {config.model.vocab_size}, must be at least the tokenizer's "
-            f"{data.tokenizer.vocab_size}, or None"
-        )
+    decided = decided_vocabularies(config, data)
     if config.data.length is None:
         decided["data.length"] = data.train_rows.length
-    if config.model.max_length is None:
+    # Recurrent models have no such limit.
+    if "max_length" in config.model and config.model.max_length is None:
         decided["model.max_length"] = data.max_length
-    elif config.model.max_length < data.max_length:
+    elif "max_length" in config.model and config.model.max_length < data.max_length:
         longest = "config.data.length" if config.data.length == data.max_length else "the tokens of the longest row"
         raise ConfigError(
             f"config.model.max_length is {config.model.max_length}, must be at least {longest} = "
             f"{data.max_length}, or None"
         )
     decided |= decided_strides(config, data) | decided_axes(config, data, decided)
+    if "embed_dim" in config.schedule and config.schedule.embed_dim is None:
+        decided["schedule.embed_dim"] = config.model.embed_dim
     if config.schedule.decay_steps is None:
         # A run shorter than its warm-up just ends within it.
         decided["schedule.decay_steps"] = max(config.train.steps, config.schedule.warmup_steps + 1)
     # How long losses take to vanish is part of the run, as its learning rates are: going on for longer changes neither.
     if config.loss.get("intermediate_weight") and config.loss.intermediate_steps is None:
         decided["loss.intermediate_steps"] = config.train.steps
+    return decided
+
+
+def decided_vocabularies(config: ConfigDict, data: Any) -> dict[str, object]:
+    """The numbers of tokens that a config leaves to the data (None), of the target and of a separate source.
+
+    Raises:
+      ConfigError: a number that is given is below the tokenizer's; or source and target have different tokenizers but
+        share their embeddings.
+    """
+    decided: dict[str, object] = {}
+    tokenizers = {"vocab_size": data.tokenizer}
+    source = getattr(data, "source_tokenizer", data.tokenizer)
+    if "share_embeddings" in config.model and not config.model.share_embeddings:
+        tokenizers["source_vocab_size"] = source
+    elif source is not data.tokenizer:
+        raise ConfigError(
+            "config.data.source_tokenizer is not the target's, so config.model.share_embeddings must be False"
+        )
+    for name, tokenizer in tokenizers.items():
+        given = config.model[name]
+        if given is None:
+            decided[f"model.{name}"] = tokenizer.vocab_size
+        elif given < tokenizer.vocab_size:
+            raise ConfigError(
+                f"config.model.{name} is {given}, must be at least the tokenizer's {tokenizer.vocab_size}, or None"
+            )
     return decided
 
 
@@ -110,7 +136,7 @@ def decided_strides(config: ConfigDict, data: Any) -> dict[str, object]:
 def decided_axes(config: ConfigDict, data: Any, decided: Mapping[str, object]) -> dict[str, object]:
     """Rows and columns of axial positions that leave them to the data (None): those of a picture."""
     model = config.model
-    is_open = model.positions == "axial" and "axial_shape" in model and model.axial_shape is None
+    is_open = model.get("positions") == "axial" and "axial_shape" in model and model.axial_shape is None
     if not is_open or not hasattr(data, "row_length"):
         return {}
     length: Any = decided.get("model.max_length", model.max_length)
@@ -132,17 +158,21 @@ def make_model(config: ConfigDict) -> nn.Module:
 
 
 def check_packing(config: ConfigDict, model: nn.Module) -> None:
-    """Refuses packed documents where the model's attention would let them see each other.
+    """Refuses packed documents or pairs where the model would let them see each other.
 
     Raises:
       ConfigError: as said.
     """
-    packed = "packing" in config.data and config.data.packing == "packed"
-    for choice in model.config.attentions if packed and isinstance(model, Transformer) else ():
+    field, other = ("batching", "bucketed") if "batching" in config.data else ("packing", "contiguous")
+    if config.data.get(field) != "packed":
+        return
+    if not isinstance(model, Transformer):
+        raise ConfigError(f"config.data.{field} is 'packed', but {config.model.name} can't keep packed pairs apart")
+    for choice in model.config.attentions:
         if not choice.packing:
             raise ConfigError(
-                f"config.data.packing is 'packed', but attention={choice.name!r} can't keep packed documents apart; "
-                "it must be 'contiguous'"
+                f"config.data.{field} is 'packed', but attention={choice.name!r} can't keep packed documents apart; "
+                f"it must be {other!r}"
             )
 
 
@@ -153,9 +183,10 @@ def make_objective(config: ConfigDict) -> Objective:
     return functools.partial(OBJECTIVES[config.objective], **config.loss)
 
 
-def example_batch(length: int) -> dict[str, np.ndarray]:
+def example_batch(length: int, model: nn.Module) -> dict[str, np.ndarray]:
     """A batch of one row with the names and dtypes of the model's inputs; no parameter depends on more."""
-    return {"tokens": np.zeros((1, length), np.int32)}
+    names = ("tokens", "source") if has_encoder(model) else ("tokens",)
+    return {name: np.zeros((1, length), np.int32) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +222,7 @@ def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
     check_fields("optimizer", optimizer_arguments, make_optimizer)
     check_fields("schedule", schedule_arguments, make_schedule)
     schedule = make_schedule(learning_rate=optimizer_arguments.pop("learning_rate"), **schedule_arguments)
-    batch = example_batch(config.data.length)
+    batch = example_batch(config.data.length, model)
     params = abstract_params(model, batch)
     optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **optimizer_arguments)
     state = abstract_state(model, optimizer, batch)

@@ -1,4 +1,4 @@
-"""Samples of a run: a continued text, or drawn pictures."""
+"""Samples of a run: a continued text, drawn pictures, or translations."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from ml_collections import ConfigDict
 
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import sample_text
+from jaxformer.training.translating import shown_translations
+from jaxformer.training.translator import Translator
 
 
 def draw_sample(
     model: nn.Module, params: Any, model_state: Any, data: Any, config: ConfigDict, step: int, directory: RunDirectory
 ) -> dict[str, str] | None:
-    """Draws what `config.sample` asks for: text, where it has a prompt, or pictures, written into the run directory.
+    """Draws what `config.sample` asks for: text, where it has a prompt, translations, or pictures written into files.
 
     Args:
       model: the module.
@@ -34,6 +36,12 @@ def draw_sample(
         if config.sample.max_new_tokens < 1:
             return None
         return {"text": sample_text(model, params, model_state, data.tokenizer, config, seed)}
+    if "num_translations" in config.sample:
+        if config.sample.num_translations < 1:
+            return None
+        translator = Translator(model, params, model_state, data.source_tokenizer, data.tokenizer, data.start_id)
+        examples = data.splits["validation"]
+        return {"text": shown_translations(translator, examples, config.eval, config.sample.num_translations)}
     if config.sample.num_pictures < 1:
         return None
     file = directory.pictures / f"step_{step:08}.png"

@@ -1,6 +1,6 @@
-"""What is done with a run after its training: evaluating it, and generating text with it."""
+"""What is done with a run after its training: loading its model, and evaluating it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from jaxformer.training.buckets import evaluate_buckets
 from jaxformer.training.checkpoint_reading import choose_step, restore_model
 from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.config import read_config, resolve
-from jaxformer.training.evaluate import batches_of, evaluate
+from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
 from jaxformer.training.other_attention import with_attention
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.pondering import write_ponder_maps
 from jaxformer.training.run_directory import RunDirectory
-from jaxformer.training.sampling import TextStream, prompt_tokens
 from jaxformer.training.sharding import make_mesh, state_shardings
 from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_eval_step
+from jaxformer.training.translating import translate_examples, write_translations
+from jaxformer.training.translation_metrics import check_text_metrics
+from jaxformer.training.translator import Translator, make_translator, translates
 
 _CHANGEABLE = ("data.", "eval.", "mesh.")
 
@@ -57,7 +59,7 @@ def load_model(workdir: Path, config: ConfigDict, mesh: Mesh, step: str = "lates
     number = choose_step(directory, step)
     model = make_model(config)
     # The state of a run without an optimizer: what evaluation needs, named and laid out as in training.
-    state = abstract_state(model, optax.identity(), example_batch(config.data.length))
+    state = abstract_state(model, optax.identity(), example_batch(config.data.length, model))
     state = place(state, state_shardings(state, mesh)[0])
     params, model_state = restore_model(directory, number, state.params, state.model_state)
     return model, params, model_state, number
@@ -87,6 +89,28 @@ def load_run(workdir: str | Path, step: str = "latest") -> tuple[nn.Module, Any,
     return model, {"params": params, **model_state}, tokenizer
 
 
+def load_translator(workdir: str | Path, step: str = "latest") -> Translator:
+    """A run of pairs as a function from texts to texts.
+
+    Args:
+      workdir: the run directory.
+      step: which checkpoint: "latest", "best" (lowest validation loss) or a number.
+
+    Returns:
+      A ``Translator``, with methods ``translate`` and ``translate_ids``.
+
+    Raises:
+      ConfigError: no run was started there, or it is not of pairs.
+      CheckpointError: there is no such checkpoint, or it does not fit the config.
+    """
+    workdir = Path(workdir)
+    config = read_run(workdir)
+    if not translates(config):
+        raise ConfigError(f"the run in {workdir} is of data {config.data.name!r}, which are no pairs")
+    model, params, model_state, _ = load_model(workdir, config, make_mesh(**config.mesh), step)
+    return make_translator(RunDirectory(workdir), config, model, params, model_state)
+
+
 def evaluate_run(
     workdir: str | Path,
     overrides: Sequence[str] = (),
@@ -107,7 +131,9 @@ def evaluate_run(
 
     Returns:
       The figures of `evaluate` with status, step and data, and by bucket, where the data have buckets; of a model
-      whose tokens halt by themselves the folder of its ponder maps, which are written into the run directory.
+      whose tokens halt by themselves the folder of its ponder maps, which are written into the run directory; of a
+      run of pairs the figures of its validation examples translated, and of test examples under ``test``: what was
+      translated stands in the files named ``translations``, in the run directory.
 
     Raises:
       ConfigError: no run was started there, an override that would change the model, or an attention that has other
@@ -134,7 +160,37 @@ def evaluate_run(
     buckets = evaluate_buckets(eval_step, model, params, model_state, config, data, mesh)
     figures |= {"buckets": buckets} if buckets else {}
     figures |= _write_ponder_maps(workdir, number, model, params, model_state, config, data, mesh)
+    if translates(config):
+        translator = make_translator(RunDirectory(workdir), config, model, params, model_state)
+        figures = _evaluate_translations(workdir, number, translator, eval_step, figures, config, data, mesh)
     return {"status": "completed", "step": number, "split": "validation", **figures, "data": data.summary}
+
+
+def _evaluate_translations(
+    workdir: Path,
+    step: int,
+    translator: Translator,
+    eval_step: EvalStep,
+    figures: dict[str, Any],
+    config: ConfigDict,
+    data: Any,
+    mesh: Mesh,
+) -> dict[str, Any]:
+    """The figures with those of translated validation examples, and of test examples where there are any."""
+    if config.eval.text_metrics:
+        check_text_metrics()
+    folder = RunDirectory(workdir).translations / f"step_{step:08}"
+    for name, examples in data.splits.items():
+        own = figures
+        if name != "validation":
+            batches = batches_of(data.rows[name], config, mesh)
+            own = evaluate(eval_step, translator.params, translator.model_state, batches, mesh, {})
+        translated = translate_examples(translator, examples, config.eval, None)
+        own = {**own, **translated.figures}
+        file = write_translations(folder, name, examples, translated, config.eval, own)
+        own["translations"] = str(file)
+        figures = own if name == "validation" else {**figures, name: own}
+    return figures
 
 
 def _write_ponder_maps(workdir: Path, *arguments: Any) -> dict[str, str]:
@@ -144,81 +200,3 @@ def _write_ponder_maps(workdir: Path, *arguments: Any) -> dict[str, str]:
     except OSError as error:
         return {"ponder_maps": f"not written: {error.strerror or error}"}
     return {} if folder is None else {"ponder_maps": str(folder)}
-
-
-def generate_from_run(
-    workdir: str | Path,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int = 200,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    num_samples: int = 1,
-    seed: int = 0,
-    step: str = "latest",
-) -> Iterator[str]:
-    """Continues prompts with a run's model; yields text as it comes.
-
-    A single output is yielded as it is. Several are one a line, in the prompts' order: then a line break in the text is
-    written as backslash and n, and a backslash twice. All are generated together; the first streams, the others follow.
-
-    Args:
-      workdir: the run directory.
-      prompts: the texts to continue; empty = the start of a document.
-      max_new_tokens: tokens to generate for each, at most.
-      temperature: of the softmax; 0 = always the likeliest.
-      top_k: sample from that many likeliest tokens; None = all.
-      top_p: sample from the smallest set of that probability; None = all.
-      num_samples: outputs for each prompt.
-      seed: of the samples.
-      step: which checkpoint: "latest", "best" or a number.
-
-    Yields:
-      Pieces of text, prompts included.
-
-    Raises:
-      ConfigError: no run was started there.
-      CheckpointError: there is no such checkpoint.
-      ValueError: a number is out of range, or a prompt is too long for the model.
-    """
-    from jaxformer.data import load_tokenizer
-    from jaxformer.inference import stream
-
-    if num_samples < 1:
-        raise ValueError(f"num_samples is {num_samples}, must be at least 1")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed is {seed}, must be in [-2^63, 2^63)")
-    enable_compilation_cache()
-    workdir = Path(workdir)
-    config = read_run(workdir)
-    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(tokenizer_name(config)))
-    model, params, model_state, _ = load_model(workdir, config, make_mesh(data=1, devices=jax.devices()[:1]), step)
-    texts = [prompt for prompt in prompts for _ in range(num_samples)]
-    tokens = stream(
-        model,
-        params,
-        [prompt_tokens(tokenizer, text) for text in texts],
-        max_new_tokens=max_new_tokens,
-        rng=jax.random.key(seed),
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        eos_id=tokenizer.eos_id,
-        vocab_size=tokenizer.vocab_size,
-        model_state=model_state,
-    )
-    escape = _one_line if len(texts) > 1 else str
-    rows = [TextStream(tokenizer) for _ in texts]
-    yield escape(texts[0])
-    for column in tokens:
-        pieces = [row.add(int(token)) for row, token in zip(rows, column)]
-        yield escape(pieces[0])
-    yield escape(rows[0].finish()) + "\n"
-    for text, row in zip(texts[1:], rows[1:]):
-        row.finish()
-        yield escape(text + row.text) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

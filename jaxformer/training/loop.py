@@ -36,6 +36,8 @@ from jaxformer.training.startup import (
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.step_log import StepLog
+from jaxformer.training.translating import translate_examples
+from jaxformer.training.translator import Translator, translates
 
 
 def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> dict[str, Any]:
@@ -172,11 +174,27 @@ def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> d
         eval_step, run.parts.model, state.params, state.model_state, run.config, run.data, run.mesh
     )
     say_buckets(run.progress.say, buckets)
+    figures |= _translate(run, state)
     if run.metrics is not None:
         run.metrics.write(step, "validation", **figures)
         for name, values in buckets.items():
             run.metrics.write(step, name, **values)
     return {**figures, "buckets": buckets} if buckets else figures
+
+
+def _translate(run: _Run, state: TrainState) -> dict[str, float]:
+    """Figures of validation examples translated by the model as it is, where the run is of pairs and asks for them."""
+    config, data = run.config, run.data
+    # One process translates; the parameters of several are spread out of its reach.
+    if not translates(config) or not config.eval.decode_examples or jax.process_count() > 1:
+        return {}
+    tokenizers = (data.source_tokenizer, data.tokenizer)
+    translator = Translator(run.parts.model, state.params, state.model_state, *tokenizers, data.start_id)
+    examples = data.splits["validation"]
+    figures = translate_examples(translator, examples, config.eval, config.eval.decode_examples).figures
+    figures = {name: value for name, value in figures.items() if isinstance(value, float)}
+    run.progress.say("  " + "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items()))
+    return figures
 
 
 def _draw_sample(run: _Run, state: TrainState, step: int) -> None:

@@ -56,7 +56,7 @@ def with_attention(config: ConfigDict, params: Any, attention: str, seed: int) -
             config.model.attention = name
             config.model.attention_args = ConfigDict(arguments)
     model = make_model(config)
-    example = {name: jnp.asarray(value) for name, value in example_batch(config.data.length).items()}
+    example = {name: jnp.asarray(value) for name, value in example_batch(config.data.length, model).items()}
     state = dict(jax.jit(model.init)(jax.random.key(seed), **example))
     other = state.pop("params")
     if jax.tree.map(jnp.shape, other) != jax.tree.map(jnp.shape, params):

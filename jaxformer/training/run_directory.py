@@ -58,19 +58,22 @@ class RunDirectory:
         """The run's own copy of its tokenizer's file."""
         return self.path / "tokenizer.json"
 
+    @property
+    def source_tokenizer_file(self) -> Path:
+        """The run's own copy of the source's tokenizer, where that is another than the target's."""
+        return self.path / "source" / "tokenizer.json"
+
     def tokenizer(self, name: str) -> str:
         """Where the run's tokenizer stands: `bytes`, or the copy that the run made of its file.
 
         Raises:
           RunDirectoryError: the copy is missing.
         """
-        if name == "bytes":
-            return name
-        if not self.tokenizer_file.is_file():
-            raise RunDirectoryError(
-                f"the run's tokenizer file {self.tokenizer_file} is missing; it was copied from {name}"
-            )
-        return str(self.tokenizer_file)
+        return _copy(self.tokenizer_file, name)
+
+    def source_tokenizer(self, name: str) -> str:
+        """The same of the source's tokenizer."""
+        return _copy(self.source_tokenizer_file, name)
 
     @property
     def pictures(self) -> Path:
@@ -81,6 +84,11 @@ class RunDirectory:
     def ponder(self) -> Path:
         """A folder for each step whose ponder maps were written."""
         return self.path / "ponder"
+
+    @property
+    def translations(self) -> Path:
+        """A folder for each step whose translations were written."""
+        return self.path / "translations"
 
     @property
     def tensorboard(self) -> Path:
@@ -158,6 +166,15 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n")
     temporary.replace(path)
+
+
+def _copy(file: Path, name: str) -> str:
+    """The copy of a tokenizer's file, or `bytes`."""
+    if name == "bytes":
+        return name
+    if not file.is_file():
+        raise RunDirectoryError(f"the run's tokenizer file {file} is missing; it was copied from {name}")
+    return str(file)
 
 
 def surroundings() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
 from jaxformer.training.sampling import prompt_tokens
 from jaxformer.training.sharding import data_shard
 from jaxformer.training.state import TrainState, init_state
+from jaxformer.training.translation_metrics import check_text_metrics
 
 _NON_FINITE = ("skip", "stop")
 _LEAST = {
@@ -86,6 +87,8 @@ def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) ->
         )
     if config.train.non_finite not in _NON_FINITE:
         raise ConfigError(f"config.train.non_finite is {config.train.non_finite!r}, must be one of skip, stop")
+    if "text_metrics" in config.eval and config.eval.text_metrics:
+        check_text_metrics()
     lines = differences(earlier, config) if earlier is not None else []
     if lines:
         raise ConfigError(
@@ -141,7 +144,8 @@ def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, par
         progress.say(f"replicated: {line}")
     progress.say(f"data: {data.summary}")
     progress.say(data.baselines)
-    if config.schedule.decay_steps < config.train.steps and config.schedule.name != "constant":
+    ends = config.schedule.name not in ("constant", "inverse_sqrt")
+    if ends and config.schedule.decay_steps < config.train.steps:
         progress.say(
             f"learning rate: at its final value from step {config.schedule.decay_steps} (schedule.decay_steps) on"
         )
@@ -171,7 +175,7 @@ def restore_or_init(
       CheckpointError: the checkpoint does not fit the model, or the data have changed since.
     """
     if not checkpoints.steps:
-        example = example_batch(config.data.length)
+        example = example_batch(config.data.length, parts.model)
         return init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings), 0
     step = checkpoints.steps[-1]
     saved = checkpoints.facts(step).get("data_hash")
@@ -198,6 +202,8 @@ def open_records(
         return
     if tokenizer_name(given.config) != "bytes" and start == 0:
         data.tokenizer.save(directory.tokenizer_file)
+    if given.config.data.get("source_tokenizer") not in (None, "bytes") and start == 0:
+        data.source_tokenizer.save(directory.source_tokenizer_file)
     write_config(directory.config, given, decided)
     directory.record_start({"data_hash": data.hash, "data": data.summary, "from_step": start})
     cut_back(directory.metrics, start)

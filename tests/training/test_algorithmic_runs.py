@@ -15,7 +15,8 @@ from jaxformer.data import load_algorithmic_data
 from jaxformer.training.assembly import decided_values, make_model
 from jaxformer.training.buckets import decode_rows, questions_and_answers
 from jaxformer.training.config import load_config, resolve
-from jaxformer.training.finished import evaluate_run, generate_from_run, load_run
+from jaxformer.training.finished import evaluate_run, load_run
+from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.metrics import read_metrics
 from jaxformer.training.other_attention import parse_attention

@@ -10,7 +10,8 @@ import pytest
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.training.config import bundled_configs, load_config
-from jaxformer.training.finished import generate_from_run, load_run
+from jaxformer.training.finished import load_run
+from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.overrides import ConfigError
 

@@ -26,7 +26,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.training.finished import generate_from_run, load_run
+from jaxformer.training.finished import load_run
+from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.metrics import read_metrics
 

@@ -13,7 +13,8 @@ from jaxformer.training.assembly import load_data, make_model
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps, read_facts
 from jaxformer.training.config import ConfigError, RunConfig, load_config, read_config
 from jaxformer.training.evaluate import evaluate
-from jaxformer.training.finished import evaluate_run, generate_from_run, load_model, load_run, read_run
+from jaxformer.training.finished import evaluate_run, load_model, load_run, read_run
+from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.metrics import read_metrics
 from jaxformer.training.run_directory import RunDirectory, RunDirectoryError

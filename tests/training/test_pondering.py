@@ -44,7 +44,7 @@ def parts():
     config = resolve(config, decided_values(config, data))
     model = make_model(config)
     rng = np.random.default_rng(0)
-    batch = {name: jnp.asarray(value) for name, value in example_batch(config.data.length).items()}
+    batch = {name: jnp.asarray(value) for name, value in example_batch(config.data.length, model).items()}
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), **batch))["params"]
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), leaf.dtype), shapes)
     params["decoder"]["halting"]["bias"] = jnp.asarray(2.0)

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.training.finished import generate_from_run, load_run
+from jaxformer.training.finished import load_run
+from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
 
 ARG = "size=tiny,model=universal"
