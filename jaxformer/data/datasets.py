@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -96,18 +97,18 @@ def python_stdlib(*, path: str | None = None, field: str | None = None) -> Docum
 def text(*, path: str | None = None, field: str | None = None) -> Documents:
     """Text files in UTF-8 (gzip accepted), each a document: a file, a folder (all files below it) or a glob."""
     _refuse("text", field=field)
-    return _read_files(_find_files("text", path), decode_utf8, str(path))
+    return _read_files(find_files("text", path), decode_utf8, str(path))
 
 
 def jsonl(*, path: str | None = None, field: str | None = None) -> Documents:
     """JSON-lines files (gzip accepted), each line an object with the text in a field: a file, a folder or a glob."""
     field = field or "text"
     names, texts, skipped = [], [], 0
-    for name, file in _find_files("jsonl", path):
+    for name, file in find_files("jsonl", path):
         for number, line in enumerate(decode_utf8(read_bytes(file), name).split("\n"), start=1):
             if not line.strip():
                 continue
-            content = _json_field(line, field, f"{name}, line {number}")
+            content = json_texts(line, [field], f"{name}, line {number}")[0]
             if content:
                 names.append(f"{name}:{number}")
                 texts.append(content)
@@ -156,7 +157,7 @@ def _refuse(name: str, **arguments: str | None) -> None:
             raise ValueError(f"dataset {name!r} takes no {argument}, got {value!r}.")
 
 
-def _find_files(dataset: str, path: str | None) -> list[tuple[str, Path]]:
+def find_files(dataset: str, path: str | None) -> list[tuple[str, Path]]:
     """Files with their names: of a folder all below it but hidden ones, named from there; sorted by name.
 
     Raises:
@@ -223,15 +224,28 @@ def _decode_python(content: bytes, name: str) -> str:
         raise ValueError(f"{name} cannot be decoded: {error}.") from error
 
 
-def _json_field(line: str, field: str, where: str) -> str:
-    """The text in a field of a line of JSON. Raises ValueError saying where and what was wrong."""
+def json_texts(line: str, fields: Sequence[str], where: str) -> list[str]:
+    """The texts in fields of a line of JSON; "a.b" is field b of the object in a, where no field has that whole name.
+
+    Raises:
+        ValueError: says where and what was wrong.
+    """
     try:
         entry = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error}).") from error
-    if not isinstance(entry, dict) or field not in entry:
-        keys = ", ".join(map(repr, entry)) if isinstance(entry, dict) else f"a {type(entry).__name__}, not an object"
-        raise ValueError(f"{where}: no field {field!r}; there is {keys}.")
+    return [text_at(entry, field, where) for field in fields]
+
+
+def text_at(entry: Any, field: str, where: str) -> str:
+    """The text in a field of an object, or of an object in it. Raises ValueError for anything else."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: no field {field!r}; there is a {type(entry).__name__}, not an object.")
+    if field not in entry:
+        head, dot, rest = field.partition(".")
+        if dot and head in entry:
+            return text_at(entry[head], rest, where)
+        raise ValueError(f"{where}: no field {field!r}; there is {', '.join(map(repr, entry))}.")
     if not isinstance(entry[field], str):
         raise ValueError(f"{where}: field {field!r} is {type(entry[field]).__name__}, must be text.")
     return entry[field]

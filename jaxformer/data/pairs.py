@@ -1,14 +1,13 @@
 """Pairs of a source and a target text, and the files that hold them."""
 
 import difflib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxformer.data.datasets import decode_utf8, read_bytes
+from jaxformer.data.datasets import decode_utf8, json_texts, read_bytes, text_at
 from jaxformer.data.tokenizers import Tokenizer
 
 
@@ -142,14 +141,10 @@ def jsonl_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     for number, line in enumerate(_read_lines(paths[0]), start=1):
         if not line.strip():
             continue
-        where = f"{name}, line {number}"
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where}: not JSON ({error}).") from error
+        source, target = json_texts(line, fields, f"{name}, line {number}")
         names.append(f"{name}:{number}")
-        sources.append(_text_at(entry, fields[0], where))
-        targets.append(_text_at(entry, fields[1], where))
+        sources.append(source)
+        targets.append(target)
     return Pairs(names, sources, targets, f"{paths[0]}, fields {_and(fields)}")
 
 
@@ -170,23 +165,9 @@ def huggingface_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
         if head not in rows.column_names:
             raise ValueError(f"data {paths[0]!r} have no column {field!r}; they have {', '.join(rows.column_names)}.")
         entries = ({head: entry} for entry in rows[head])
-        sides.append([_text_at(entry, field, f"{paths[0]}, row {index}") for index, entry in enumerate(entries)])
+        sides.append([text_at(entry, field, f"{paths[0]}, row {index}") for index, entry in enumerate(entries)])
     names = [f"{paths[0]}:{index}" for index in range(len(sides[0]))]
     return Pairs(names, sides[0], sides[1], f"{paths[0]}, columns {_and(fields)}")
-
-
-def _text_at(entry: Any, field: str, where: str) -> str:
-    """The text in a field of an object, or in a field of one of its objects. Raises ValueError for anything else."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where}: no field {field!r}; there is a {type(entry).__name__}, not an object.")
-    if field not in entry:
-        head, dot, rest = field.partition(".")
-        if dot and isinstance(entry.get(head), dict):
-            return _text_at(entry[head], rest, where)
-        raise ValueError(f"{where}: no field {field!r}; there is {', '.join(map(repr, entry))}.")
-    if not isinstance(entry[field], str):
-        raise ValueError(f"{where}: field {field!r} is {type(entry[field]).__name__}, must be text.")
-    return entry[field]
 
 
 def _and(fields: tuple[str, str]) -> str:

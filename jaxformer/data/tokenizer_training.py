@@ -1,6 +1,7 @@
 """Training a tokenizer on text: byte-level BPE, WordPiece, or a SentencePiece-style unigram model."""
 
 import collections
+import glob
 import itertools
 import json
 import os
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxformer.data.datasets import DATASETS, load_documents
+from jaxformer.data.datasets import DATASETS, find_files, load_documents
+from jaxformer.data.pairs import tsv_pairs
 from jaxformer.data.subword_tokenizer import SubwordTokenizer
 
 _PLAIN_MARKS = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>"}
@@ -189,34 +191,51 @@ def train_tokenizer_from_files(
 ) -> dict[str, Any]:
     """Trains a tokenizer on the text of files, or of a dataset, and writes its ``tokenizer.json``.
 
+    A joint tokenizer of pairs is trained on both sides: input ``"train.en.gz,train.de.gz"`` of parallel files, or field
+    ``"source,target"`` of one file of pairs. One of a single side names that alone.
+
     Args:
         kind: "bpe", "wordpiece" or "unigram".
         vocab_size: tokens at most, special ones included.
-        input: a text file, folder or glob; JSON-lines if ``field`` is given; or the name of a dataset that needs no
-            path.
+        input: a text file, folder or glob, or several with commas between them; or the name of a dataset that needs no
+            path. With ``field`` JSON-lines, or tables if the names end in .tsv or .tsv.gz; gzip accepted in all.
         output: the file to write, or a folder for it.
-        field: the field of the JSON objects that holds the text.
+        field: the field of the JSON objects that holds the text, or the column of the table (a number from 0, or a name
+            that the first line gives); or several with commas between them.
         lowercase: whether capitals and accents are dropped (wordpiece only).
 
     Returns:
         Figures that JSON can hold: output, tokenizer (a line on it), vocab_size, documents, bytes, bytes_per_token
-        (over the first million bytes or so of the text).
+        (over a million characters or so from the first documents).
 
     Raises:
         ValueError: the input has no text, or as ``train_tokenizer``.
     """
-    if input in DATASETS and not Path(input).exists():
-        documents = load_documents(input, field=field)
-    else:
-        documents = load_documents("text" if field is None else "jsonl", path=input, field=field)
-    tokenizer = train_tokenizer(kind, documents.texts, vocab_size, lowercase=lowercase, name=str(output))
+    texts = _read_texts(input, field)
+    tokenizer = train_tokenizer(kind, texts, vocab_size, lowercase=lowercase, name=str(output))
     tokenizer.save(output)
-    sample = "\n".join(documents.texts[:50])[:1_000_000]
+    sample = "\n".join(text[: 1_000_000 // min(len(texts), 50)] for text in texts[:50])
     return {
         "output": str(output),
         "tokenizer": tokenizer.summary,
         "vocab_size": tokenizer.vocab_size,
-        "documents": len(documents.texts),
-        "bytes": documents.num_bytes,
+        "documents": len(texts),
+        "bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
         "bytes_per_token": round(len(sample.encode()) / len(tokenizer.encode(sample)), 3),
     }
+
+
+def _read_texts(input: str, field: str | None) -> list[str]:
+    """All texts of the input."""
+    if input in DATASETS and not Path(input).exists():
+        return list(load_documents(input, field=field).texts)
+    # A comma may be part of a name: what is there as a whole is taken so.
+    paths = [input] if Path(input).expanduser().exists() or glob.glob(input) else input.split(",")
+    texts: list[str] = []
+    for path, name in itertools.product(paths, [None] if field is None else field.split(",")):
+        if name is not None and path.removesuffix(".gz").endswith(".tsv"):
+            for _, file in find_files("tsv", path):
+                texts.extend(text for text in tsv_pairs((str(file),), (name, name)).sources if text)
+        else:
+            texts.extend(load_documents("text" if name is None else "jsonl", path=path, field=name).texts)
+    return texts
