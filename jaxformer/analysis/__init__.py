@@ -4,16 +4,20 @@ from jaxformer.analysis.cost import attention_cost, growth_exponent, overtaking_
 from jaxformer.analysis.costs.work import AttentionCost, Work
 from jaxformer.analysis.count import CompiledCost, compiled_cost, count_matmul_operations
 from jaxformer.analysis.experts import FeedForwardCost, feed_forward_cost
+from jaxformer.analysis.translation_maps import AttentionMap, attention_maps, token_texts
 
 __all__ = [
     "AttentionCost",
+    "AttentionMap",
     "CompiledCost",
     "FeedForwardCost",
     "Work",
     "attention_cost",
+    "attention_maps",
     "compiled_cost",
     "count_matmul_operations",
     "feed_forward_cost",
     "growth_exponent",
     "overtaking_length",
+    "token_texts",
 ]
