@@ -64,6 +64,8 @@ def date_pairs(
         ValueError: a number out of range, too few dates, a locale that Babel does not know, or Babel is missing.
     """
     counts = {"validation": validation_examples, "test": test_examples, "train": train_examples}
+    if split_seed < 0:
+        raise ValueError(f"split_seed is {split_seed}, must be at least 0.")
     days = _days(years, counts)
     chosen = {str(locale): locale for locale in map(_parse_locale, locales or LOCALES)}
     formats = {name: usable_formats(locale) for name, locale in chosen.items()}

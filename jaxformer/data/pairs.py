@@ -90,7 +90,7 @@ def load_pairs(name: str, *, paths: Sequence[str], fields: tuple[str, str] = ("s
     if isinstance(paths, str) or len(paths) != (needed := 2 if name == "parallel" else 1):
         wanted = "two files: the source's and the target's" if needed == 2 else "one file"
         raise ValueError(f"pairs {name!r} are read from {wanted}; paths is {paths!r}.")
-    if not isinstance(fields, tuple) or len(fields) != 2:
+    if isinstance(fields, str) or len(fields) != 2:
         raise ValueError(f"fields is {fields!r}; must be two: the source's and the target's.")
     pairs = PAIR_FILES[name](tuple(paths), fields)
     if not len(pairs):

@@ -47,15 +47,16 @@ def task_pairs(
     size = Size(number_of_symbols(chosen, num_symbols), max_length)
     tokenizer = chosen.tokenizer(size)
     counts = {"train": train_examples, "validation": validation_examples, "test": test_examples}
-    splits = {}
-    for stream, (split, count) in zip((TRAINING, VALIDATION, TEST), counts.items(), strict=True):
+    for split, count in counts.items():
         if count < 1:
             raise ValueError(f"{split}_examples is {count}, must be at least 1.")
+    splits = {}
+    for stream, (split, count) in zip((TRAINING, VALIDATION, TEST), counts.items(), strict=True):
         examples = TaskExamples(chosen, size, (min_length, max_length), 0, stream)
         made = [examples.example(split_seed, index) for index in range(count)]
-        # A question ends with the mark after which a decoder alone would answer; here the source's end says so.
-        sources = [tokenizer.decode(question[:-1]) for question, _ in made]
-        targets = [tokenizer.decode(answer) for _, answer in made]
+        # No part of the texts: the mark that asks a decoder alone for its answer, and the end of that.
+        sources = [" ".join(tokenizer.symbols[symbol] for symbol in question[:-1].tolist()) for question, _ in made]
+        targets = [" ".join(tokenizer.symbols[symbol] for symbol in answer[:-1].tolist()) for _, answer in made]
         source = f"task {task} ({chosen.summary}), words of {min_length} to {max_length} symbols"
         splits[split] = Pairs([f"{split}:{index}" for index in range(count)], sources, targets, source)
     return MadePairs(splits, tokenizer)

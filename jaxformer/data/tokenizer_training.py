@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +231,14 @@ def _read_texts(input: str, field: str | None) -> list[str]:
         return list(load_documents(input, field=field).texts)
     # A comma may be part of a name: what is there as a whole is taken so.
     paths = [input] if Path(input).expanduser().exists() or glob.glob(input) else input.split(",")
-    texts: list[str] = []
-    for path, name in itertools.product(paths, [None] if field is None else field.split(",")):
-        if name is not None and path.removesuffix(".gz").endswith(".tsv"):
-            for _, file in find_files("tsv", path):
-                texts.extend(text for text in tsv_pairs((str(file),), (name, name)).sources if text)
-        else:
-            texts.extend(load_documents("text" if name is None else "jsonl", path=path, field=name).texts)
-    return texts
+    if field is None:
+        return [text for path in paths for text in load_documents("text", path=path).texts]
+    files = [str(file) for path in paths for _, file in find_files("jsonl", path)]
+    return [text for file, name in itertools.product(files, field.split(",")) for text in _read_field(file, name)]
+
+
+def _read_field(file: str, field: str) -> Sequence[str]:
+    """The texts in a column of a table or a field of JSON lines."""
+    if not file.removesuffix(".gz").endswith(".tsv"):
+        return load_documents("jsonl", path=file, field=field).texts
+    return [text for text in tsv_pairs((file,), (field, field)).sources if text]

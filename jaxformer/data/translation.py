@@ -88,6 +88,8 @@ def load_pair_data(
     """
     if batching not in BATCHINGS:
         raise ValueError(f"batching is {batching!r}; must be one of {', '.join(BATCHINGS)}.")
+    if num_buckets < 1:
+        raise ValueError(f"num_buckets is {num_buckets}, must be at least 1.")
     if length is not None and length < 1:
         raise ValueError(f"length is {length}, must be at least 1 token, or None.")
     paths = {"train": train, "validation": validation, "test": test}

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -80,3 +81,54 @@ def test_a_long_text_is_read_in_pieces():
 def test_what_cannot_be_trained_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         train_tokenizer(*arguments)
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """The same pairs as parallel files, one of them compressed, as a table and as JSON lines; and a folder."""
+    sources, targets = ["zzzz yyyy", "yyyy zzzz"] * 20, ["qqqq", "qqqq wwww"] * 20
+    (tmp_path / "t.x.gz").write_bytes(gzip.compress("\n".join(sources).encode()))
+    (tmp_path / "t,y").write_text("\n".join(targets))
+    (tmp_path / "t.y").write_text("\n".join(targets))
+    (tmp_path / "t.tsv").write_text("\n".join(f"{s}\t{t}" for s, t in zip(sources, targets)))
+    (tmp_path / "n.tsv.gz").write_bytes(gzip.compress(("src\ttgt\n" + (tmp_path / "t.tsv").read_text()).encode()))
+    lines = [json.dumps({"src": s, "t": {"tgt": t}}) for s, t in zip(sources, targets)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("input", "field", "known"),
+    [
+        ("{0}/t.x.gz,{0}/t.y", None, "zq"),
+        ("{0}/t.[xy]*", None, "zq"),
+        ("{0}/t.x.gz", None, "z"),
+        ("{0}/t,y", None, "q"),  # a file with a comma in its name
+        ("{0}/t.tsv", "0,1", "zq"),
+        ("{0}/t.tsv", "1", "q"),
+        ("{0}/n.tsv.gz", "src", "z"),
+        ("{0}/?.tsv*", "1", "q"),
+        ("{0}/t.jsonl", "src,t.tgt", "zq"),
+        ("{0}/t.jsonl", "t.tgt", "q"),
+    ],
+)
+def test_a_tokenizer_is_trained_on_both_sides_of_pairs_or_on_one(sides, input, field, known):
+    output = sides / "out" / "tokenizer.json"
+    figures = train_tokenizer_from_files(
+        kind="bpe", vocab_size=275, input=input.format(sides), output=output, field=field
+    )
+    tokenizer = load_tokenizer(output)
+    for letter in "zq":
+        assert (len(tokenizer.encode(4 * letter)) == 1) == (letter in known)
+    assert figures["documents"] > 0
+    assert figures["bytes_per_token"] > 1.5
+
+
+def test_a_side_that_is_not_there_is_refused(sides):
+    for input, field, message in (
+        ("{0}/t.x.gz,{0}/none", None, "there is no file at .*none"),
+        ("{0}/t.tsv", "2", r"t\.tsv, line 1: no column 2"),
+        ("{0}/n.tsv.gz", "src,trg", "no column 'trg'; there is 'src', 'tgt'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_tokenizer_from_files(kind="bpe", vocab_size=275, input=input.format(sides), output=sides, field=field)
