@@ -6,7 +6,7 @@ from jaxformer.data.byte_tokenizer import ByteTokenizer
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.datasets import DATASETS, Documents, load_documents
 from jaxformer.data.language_model import LanguageModelData, load_language_model_data
-from jaxformer.data.packed_pairs import PackedPairRows
+from jaxformer.data.packed_pairs import PackedPairRows, packed_widths
 from jaxformer.data.packing import IGNORE_LABEL, Batch, TokenRows, check_ids, pack_documents, stream_documents
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
 from jaxformer.data.pair_rows import PairRows, bucket_widths, shift_right
@@ -73,6 +73,7 @@ __all__ = [
     "load_tokenizer",
     "lzma_bits_per_byte",
     "pack_documents",
+    "packed_widths",
     "shift_right",
     "split_documents",
     "stream_documents",

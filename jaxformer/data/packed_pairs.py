@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from jaxformer.data.packing import IGNORE_LABEL, Batch
-from jaxformer.data.pair_rows import Widths, shift_right
+from jaxformer.data.pair_rows import Widths, round_up, shift_right
 
 # Rows that are still open for further pairs: more fill rows better and take longer.
 _OPEN_ROWS = 256
@@ -116,3 +116,24 @@ class PackedPairRows:
             "segments": segments[1],
             "positions": positions[1],
         }
+
+
+def packed_widths(
+    sources: Sequence[Integer[np.ndarray, " _"]], targets: Sequence[Integer[np.ndarray, " _"]], length: int | None
+) -> Widths:
+    """Tokens of source and target rows such that both sides of full rows are equally full.
+
+    Args:
+        sources: ids of each source.
+        targets: ids of each target.
+        length: tokens of the wider side, no fewer than the longest text has; None = as many.
+
+    Returns:
+        The widths, in the ratio of all tokens of the sides as far as no text is longer, rounded up to multiples of 8.
+    """
+    totals, longest = zip(*((sum(map(len, side)), max(map(len, side), default=0)) for side in (sources, targets)))
+    width = round_up(max(longest) if length is None else length)
+    source, target = (
+        max(round_up(-(-width * total // max(1, *totals))), round_up(most)) for total, most in zip(totals, longest)
+    )
+    return source, target

@@ -41,11 +41,6 @@ class PairExamples:
     def __len__(self) -> int:
         return len(self.targets)
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest source or target."""
-        return max((len(ids) for side in (self.sources, self.targets) for ids in side), default=0)
-
     def up_to(self, length: int) -> "PairExamples":
         """The pairs with at most so many tokens on each side."""
         kept = [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from jaxformer.data.dates import date_pairs
-from jaxformer.data.packed_pairs import PackedPairRows
+from jaxformer.data.packed_pairs import PackedPairRows, packed_widths
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
-from jaxformer.data.pair_rows import PairRows, bucket_widths, fitting_widths, round_up
+from jaxformer.data.pair_rows import PairRows, Widths, bucket_widths, fitting_widths
 from jaxformer.data.pairs import PAIR_FILES, MadePairs, Pairs, load_pairs
 from jaxformer.data.splits import split_indices
 from jaxformer.data.task_pairs import PAIR_TASKS
@@ -77,7 +77,7 @@ def load_pair_data(
         length: tokens that a side of a training pair has at most, end included; longer pairs are left out. None = all
             are kept.
         batching: "bucketed": by length, in groups of one shape; "padded": all in one shape, a pair a row; "packed":
-            several pairs a row as long as the longest pair, or as length.
+            several pairs a row, whose wider side has length tokens, or those of the longest text.
         num_buckets: groups at most, of "bucketed".
 
     Returns:
@@ -210,15 +210,17 @@ def _lay_out(
         what = f"with at most length = {length} tokens on a side " if len(train) else ""
         raise ValueError(f"{pairs.source}: there is no training pair {what}({pairs.skipped} with a blank side).")
     start = decoder_start(tokenizer)
-    widths = bucket_widths(kept.sources, kept.targets, num_buckets if batching == "bucketed" else 1)
-    widest = round_up(kept.longest if length is None else length)
+    if batching == "packed":
+        widths: tuple[Widths, ...] = (packed_widths(kept.sources, kept.targets, length),)
+    else:
+        widths = bucket_widths(kept.sources, kept.targets, num_buckets if batching == "bucketed" else 1)
 
     def rows(split: PairExamples) -> PairRows | PackedPairRows:
         ids = (start, source_tokenizer.pad_id, tokenizer.pad_id)
+        fitting = fitting_widths(split.sources, split.targets, widths)
         if batching == "packed":
-            width = max(widest, round_up(split.longest))
-            return PackedPairRows(split.sources, split.targets, (width, width), *ids)
-        return PairRows(split.sources, split.targets, fitting_widths(split.sources, split.targets, widths), *ids)
+            return PackedPairRows(split.sources, split.targets, fitting[-1], *ids)
+        return PairRows(split.sources, split.targets, fitting, *ids)
 
     left_out = [(pairs.skipped, "with a blank side"), (len(train) - len(kept), f"of more than {length} tokens")]
     said = " and ".join(f"{count:,} {what}" for count, what in left_out if count)

@@ -10,6 +10,7 @@ from jaxformer.data import (
     Rows,
     bucket_widths,
     eval_batches,
+    packed_widths,
     shift_right,
     train_batches,
 )
@@ -246,6 +247,15 @@ def test_packed_rows_hold_each_pair_once_and_whole(widths):
         assert (batch["source"][row][batch["source_segments"][row] == 0] == SOURCE_PAD).all()
     assert sorted(found) == sorted(_expected(rows))
     assert rows.fill == sum(map(len, [*sources, *targets])) / (len(rows) * sum(widths))
+
+
+def test_packed_sides_are_as_wide_as_they_have_tokens():
+    sources, targets = [_ids(length) for length in (20, 30, 9)], [_ids(length) for length in (5, 20, 4)]
+    assert packed_widths(sources, targets, None) == (32, 24)  # of 32 × 29 / 59 and 20 tokens
+    assert packed_widths(sources, targets, 32) == (32, 24)
+    assert packed_widths(sources, targets, 100) == (104, 56)
+    assert packed_widths(targets, sources, 100) == (56, 104)
+    assert packed_widths([], [], None) == (8, 8)
 
 
 def test_packing_leaves_little_padding_and_refuses_what_does_not_fit():

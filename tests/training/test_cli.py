@@ -39,7 +39,7 @@ def test_list_names_what_a_config_may_name_with_a_line_each():
     stdout, _, status = run("list")
     assert status == 0
     lines = stdout.splitlines()
-    for title in ("experiments", "attentions", "models", "datasets", "objectives", "optimizers", "schedules"):
+    for title in ("experiments", "attentions", "models", "datasets", "pairs", "objectives", "optimizers", "schedules"):
         assert f"{title}:" in lines
     entries = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  ")}
     assert {"language_model", "dense", "gpt", "python_stdlib", "adamw", "cosine"} <= set(entries)
