@@ -59,19 +59,26 @@ RECURRENT_ATTENTIONS = ("additive", "dot", "scaled_dot", "general", "none")
 # What each size changes in the config below, by path: of both models, of the Transformer and of the RNN.
 SIZES: dict[str, dict[str, dict[str, object]]] = {
     "tiny": {"all": {}, "transformer": {}, "rnn": {}},
+    # For some ten thousand sentences on a CPU.
     "small": {
-        "all": {"train.steps": 20_000, "train.batch_size": 128},
-        "transformer": {"model.num_layers": 4, "model.embed_dim": 256, "model.mlp_dim": 1024},
-        "rnn": {"model.num_layers": 2, "model.embed_dim": 256, "model.hidden_dim": 512},
+        "all": {"train.steps": 6000, "eval.every_steps": 1000, "model.dropout_rate": 0.1},
+        "transformer": {"model.num_layers": 3, "model.embed_dim": 192, "schedule.warmup_steps": 800},
+        "rnn": {"model.embed_dim": 192},
     },
     # As published: Vaswani et al. 2017, table 3 (25,000 tokens a batch); Bahdanau et al. 2015, appendix A.
     "base": {
-        "all": {"train.steps": 100_000, "train.batch_size": 1024, "checkpoint.every_steps": 5000},
+        "all": {
+            "train.steps": 100_000,
+            "train.batch_size": 1024,
+            "eval.every_steps": 5000,
+            "checkpoint.every_steps": 5000,
+        },
         "transformer": {
             "model.num_layers": 6,
             "model.embed_dim": 512,
             "model.num_heads": 8,
             "model.mlp_dim": 2048,
+            "optimizer.learning_rate": 1.0,
             "schedule.warmup_steps": 4000,
         },
         "rnn": {"model.embed_dim": 620, "model.hidden_dim": 1000},
@@ -80,7 +87,12 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
 
 # What each kind of data changes, by path; it comes last.
 DATA: dict[str, dict[str, object]] = {
-    "dates": {"loss.label_smoothing": 0.0, "model.dropout_rate": 0.0, "eval.text_metrics": False},
+    "dates": {
+        "loss.label_smoothing": 0.0,
+        "model.dropout_rate": 0.0,
+        "eval.text_metrics": False,  # a date is right or wrong
+        "eval.max_new_tokens": 12,
+    },
     "files": {"data.name": "parallel"},
     "copy": {"data.name": "copy_pairs"},
     "reverse": {"data.name": "reverse_pairs"},
@@ -126,9 +138,9 @@ def transformer_config(attention: str, encoder_attention: str, cross_attention: 
     model.vocab_size = optional(int)  # tokens of the target, or of both; None = the tokenizer's
     model.source_vocab_size = optional(int)  # tokens of a separate source; None = its tokenizer's
     model.share_embeddings = True  # source and target have one table of tokens; needs one tokenizer
-    model.num_layers = 3  # blocks of the decoder
+    model.num_layers = 2  # blocks of the decoder
     model.num_encoder_layers = optional(int)  # blocks of the encoder; None = num_layers
-    model.embed_dim = 192  # features
+    model.embed_dim = 128  # features
     model.num_heads = 4
     model.num_kv_heads = optional(int)  # None = num_heads; 1 = multi-query attention
     model.head_dim = optional(int)  # features a head; None = embed_dim / num_heads
@@ -175,7 +187,7 @@ def recurrent_config(attention: str) -> ConfigDict:
     model.source_vocab_size = optional(int)  # tokens of a separate source; None = its tokenizer's
     model.share_embeddings = True  # source and target have one table of tokens; needs one tokenizer
     model.num_layers = 1  # of each side
-    model.embed_dim = 192  # features of a token
+    model.embed_dim = 128  # features of a token
     model.hidden_dim = 256  # features of a state; the encoder's two directions have half each
     model.cell = "gru"  # gru, lstm
     model.bidirectional = True  # the encoder reads both ways
@@ -233,13 +245,13 @@ def training_config(model: str) -> ConfigDict:
     config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
     config.schedule = ConfigDict()
     if model == "transformer":
-        # embed_dim^-0.5 × min(step^-0.5, step × warmup_steps^-1.5), times learning_rate: 1 as published.
-        config.optimizer.learning_rate = 1.0
+        # Times embed_dim^-0.5 × min(step^-0.5, step × warmup_steps^-1.5); 1 as published, with ten times the warm-up.
+        config.optimizer.learning_rate = 0.5
         config.schedule.name = (
             "inverse_sqrt"  # inverse_sqrt, cosine, linear, constant; the last three without embed_dim
         )
         config.schedule.embed_dim = optional(int)  # None = the model's
-        config.schedule.warmup_steps = 800  # steps
+        config.schedule.warmup_steps = 400  # steps
     else:
         config.optimizer.learning_rate = 2e-3  # highest rate, per step
         config.schedule.name = "cosine"
@@ -247,12 +259,12 @@ def training_config(model: str) -> ConfigDict:
     config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
     config.schedule.final_fraction = 0.02  # of learning_rate, of cosine and linear
     config.train = ConfigDict()
-    config.train.steps = 3000  # updates
+    config.train.steps = 1500  # updates
     config.train.batch_size = 64  # pairs an update, over all devices; rows of pairs where they are packed
     config.train.accumulation_steps = 1  # parts of a batch computed one after the other
     config.train.non_finite = "skip"  # what a step without finite gradient does: skip (nothing changes), stop
     config.eval = ConfigDict()
-    config.eval.every_steps = 1000  # steps; the last step is always evaluated
+    config.eval.every_steps = 500  # steps; the last step is always evaluated
     config.eval.batch_size = 64  # rows
     config.eval.decode_examples = 128  # validation pairs translated at each evaluation; 0 = none
     config.eval.text_metrics = True  # BLEU and chrF; needs jaxformer[translation]
@@ -261,7 +273,7 @@ def training_config(model: str) -> ConfigDict:
     config.eval.early_stopping = True  # of beams: as soon as num_beams translations have ended
     config.eval.max_new_tokens = 64  # tokens of a translation at most
     config.checkpoint = ConfigDict()
-    config.checkpoint.every_steps = 1000  # steps; the last step is always saved
+    config.checkpoint.every_steps = 500  # steps; the last step is always saved
     config.checkpoint.keep_latest = 2
     config.checkpoint.keep_best = 1  # of lowest validation loss
     config.log = ConfigDict()

@@ -168,7 +168,10 @@ def check_packing(config: ConfigDict, model: nn.Module) -> None:
         return
     if not isinstance(model, Transformer):
         raise ConfigError(f"config.data.{field} is 'packed', but {config.model.name} can't keep packed pairs apart")
-    for choice in model.config.attentions:
+    choices = model.config.attentions
+    if has_encoder(model):
+        choices = (*choices, *model.config.encoder_side.attentions, model.config.cross)
+    for choice in choices:
         if not choice.packing:
             raise ConfigError(
                 f"config.data.{field} is 'packed', but attention={choice.name!r} can't keep packed documents apart; "

@@ -184,6 +184,15 @@ def test_recurrent_runs_have_tokenizers_of_their_own(files, tmp_path):
         load_translator(path)
 
 
+def test_packed_pairs_train_a_transformer_and_are_refused_where_they_would_see_each_other(files, tmp_path):
+    packed = ("data.batching=packed", "train.steps=2", "eval.decode_examples=0", "sample.num_translations=0")
+    figures = train_and_evaluate(_config(files, "model=transformer", *packed), tmp_path / "run")
+    assert np.isfinite(figures["validation_loss"])
+    for spec, name in (("model=rnn", "recurrent"), ("encoder_attention=clustered", "'clustered'")):
+        with pytest.raises(ConfigError, match=f"{name} can't keep packed"):
+            train_and_evaluate(_config(files, spec, *packed), tmp_path / "refused")
+
+
 def test_bleu_without_its_library_is_refused_before_training(files, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ConfigError, match=r"pip install 'jaxformer\[translation\]'"):
