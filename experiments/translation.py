@@ -61,8 +61,8 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
     "tiny": {"all": {}, "transformer": {}, "rnn": {}},
     # For some ten thousand sentences on a CPU.
     "small": {
-        "all": {"train.steps": 6000, "eval.every_steps": 1000, "model.dropout_rate": 0.1},
-        "transformer": {"model.num_layers": 3, "model.embed_dim": 192, "schedule.warmup_steps": 800},
+        "all": {"train.steps": 5000, "eval.every_steps": 1000, "schedule.warmup_steps": 500},
+        "transformer": {"model.num_layers": 3, "model.embed_dim": 192, "optimizer.learning_rate": 1.5e-3},
         "rnn": {"model.embed_dim": 192},
     },
     # As published: Vaswani et al. 2017, table 3 (25,000 tokens a batch); Bahdanau et al. 2015, appendix A.
@@ -79,6 +79,7 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
             "model.num_heads": 8,
             "model.mlp_dim": 2048,
             "optimizer.learning_rate": 1.0,
+            "schedule.name": "inverse_sqrt",
             "schedule.warmup_steps": 4000,
         },
         "rnn": {"model.embed_dim": 620, "model.hidden_dim": 1000},
@@ -244,18 +245,12 @@ def training_config(model: str) -> ConfigDict:
     config.optimizer.no_decay = (r"(^|/)(bias|scale|embedding)$",)  # parameter paths that do not decay
     config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
     config.schedule = ConfigDict()
+    config.optimizer.learning_rate = 2e-3  # highest rate; of inverse_sqrt the factor, 1 as published
+    # cosine, linear, constant; inverse_sqrt: embed_dim^-0.5 × min(step^-0.5, step × warmup_steps^-1.5) × learning_rate
+    config.schedule.name = "cosine"
     if model == "transformer":
-        # Times embed_dim^-0.5 × min(step^-0.5, step × warmup_steps^-1.5); 1 as published, with ten times the warm-up.
-        config.optimizer.learning_rate = 0.5
-        config.schedule.name = (
-            "inverse_sqrt"  # inverse_sqrt, cosine, linear, constant; the last three without embed_dim
-        )
-        config.schedule.embed_dim = optional(int)  # None = the model's
-        config.schedule.warmup_steps = 400  # steps
-    else:
-        config.optimizer.learning_rate = 2e-3  # highest rate, per step
-        config.schedule.name = "cosine"
-        config.schedule.warmup_steps = 200  # steps
+        config.schedule.embed_dim = optional(int)  # features, of inverse_sqrt; None = the model's
+    config.schedule.warmup_steps = 200  # steps
     config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
     config.schedule.final_fraction = 0.02  # of learning_rate, of cosine and linear
     config.train = ConfigDict()

@@ -84,7 +84,7 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
             f"{data.max_length}, or None"
         )
     decided |= decided_strides(config, data) | decided_axes(config, data, decided)
-    if "embed_dim" in config.schedule and config.schedule.embed_dim is None:
+    if config.schedule.name == "inverse_sqrt" and "embed_dim" in config.schedule and config.schedule.embed_dim is None:
         decided["schedule.embed_dim"] = config.model.embed_dim
     if config.schedule.decay_steps is None:
         # A run shorter than its warm-up just ends within it.
