@@ -34,8 +34,8 @@ class AttentionMap(NamedTuple):
 def attention_maps(
     model: nn.Module,
     params: Any,
-    source_ids: Sequence[int],
-    target_ids: Sequence[int],
+    source_ids: Sequence[int] | Int[np.ndarray, "S"],
+    target_ids: Sequence[int] | Int[np.ndarray, "T"],
     *,
     start_id: int,
     tokenizer: Tokenizer,

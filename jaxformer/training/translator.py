@@ -8,6 +8,7 @@ import flax.linen as nn
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxformer.analysis import AttentionMap, attention_maps
 from jaxformer.inference import translate
 from jaxformer.training.assembly import tokenizer_name
 from jaxformer.training.run_directory import RunDirectory
@@ -77,6 +78,31 @@ class Translator:
           ValueError: an option out of its range, or a text too long for the model.
         """
         return self.translate_ids([self.source_ids(text) for text in texts], **options)
+
+    def attention_maps(self, source: str, target: str | None = None, **options: Any) -> dict[str, AttentionMap]:
+        """What the model attends to while it writes a translation.
+
+        Args:
+          source: a text.
+          target: its translation; None = the model's own.
+          **options: of ``translate``, for the model's own.
+
+        Returns:
+          By name ("cross", and of a Transformer "encoder" and "decoder") weights with the tokens of rows and columns:
+          see ``jaxformer.analysis.attention_maps``.
+        """
+        if target is None:
+            target = self.translate([source], **options)[0][0].text
+        return attention_maps(
+            self.model,
+            self.params,
+            self.source_ids(source),
+            [*self.tokenizer.encode(target), self.tokenizer.eos_id],
+            start_id=self.start_id,
+            tokenizer=self.tokenizer,
+            source_tokenizer=self.source_tokenizer,
+            model_state=self.model_state,
+        )
 
     def source_ids(self, text: str) -> np.ndarray:
         """The ids that the encoder reads: those of the text and the id that ends it, int32 [S]."""

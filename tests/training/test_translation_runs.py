@@ -158,6 +158,19 @@ def test_generate_translates_line_by_line(workdir, tmp_path, capsys):
     assert "".join(generate_from_run(workdir, lines, num_beams=3, num_samples=2)).splitlines()[::2] == printed
 
 
+def test_attention_maps_of_a_sentence_have_its_tokens(workdir):
+    translator = load_translator(workdir)
+    source, target = "two one", "zwei eins"
+    maps = translator.attention_maps(source, target)
+    sides = [len(translator.tokenizer.encode(text)) + 1 for text in (target, source)]
+    assert maps["cross"].weights.shape == (1, 2, *sides)
+    assert ("".join(maps["cross"].rows), "".join(maps["cross"].columns)) == (f"{target}<eos>", f"{source}<eos>")
+    np.testing.assert_allclose(maps["cross"].weights.sum(-1), 1, rtol=1e-5)
+    own = translator.translate([source], max_new_tokens=9)[0][0].text
+    expected = translator.attention_maps(source, own)["cross"].weights
+    np.testing.assert_array_equal(translator.attention_maps(source, max_new_tokens=9)["cross"].weights, expected)
+
+
 def test_continued_runs_are_bit_equal_over_batches_of_several_shapes(files, workdir, tmp_path):
     train_and_evaluate(_config(files, "model=transformer", "train.steps=4"), tmp_path / "run")
     train_and_evaluate(_config(files, "model=transformer"), tmp_path / "run")
