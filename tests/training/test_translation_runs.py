@@ -171,6 +171,7 @@ def test_attention_maps_of_a_sentence_have_its_tokens(workdir):
     np.testing.assert_array_equal(translator.attention_maps(source, max_new_tokens=9)["cross"].weights, expected)
 
 
+@pytest.mark.slow
 def test_continued_runs_are_bit_equal_over_batches_of_several_shapes(files, workdir, tmp_path):
     train_and_evaluate(_config(files, "model=transformer", "train.steps=4"), tmp_path / "run")
     train_and_evaluate(_config(files, "model=transformer"), tmp_path / "run")
@@ -197,13 +198,23 @@ def test_recurrent_runs_have_tokenizers_of_their_own(files, tmp_path):
         load_translator(path)
 
 
-def test_packed_pairs_train_a_transformer_and_are_refused_where_they_would_see_each_other(files, tmp_path):
-    packed = ("data.batching=packed", "train.steps=2", "eval.decode_examples=0", "sample.num_translations=0")
-    figures = train_and_evaluate(_config(files, "model=transformer", *packed), tmp_path / "run")
-    assert np.isfinite(figures["validation_loss"])
-    for spec, name in (("model=rnn", "recurrent"), ("encoder_attention=clustered", "'clustered'")):
-        with pytest.raises(ConfigError, match=f"{name} can't keep packed"):
-            train_and_evaluate(_config(files, spec, *packed), tmp_path / "refused")
+PACKED = ("data.batching=packed", "train.steps=2", "eval.decode_examples=0", "sample.num_translations=0")
+
+
+@pytest.mark.slow
+def test_packed_pairs_have_the_validation_loss_of_pairs_by_themselves(files, tmp_path):
+    # Without an update both are of the same parameters.
+    still = (*PACKED, "optimizer.learning_rate=0.0")
+    packed = train_and_evaluate(_config(files, "model=transformer", *still), tmp_path / "packed")
+    alone = train_and_evaluate(_config(files, "model=transformer", *still, "data.batching=padded"), tmp_path / "alone")
+    assert packed["tokens"] == alone["tokens"]
+    assert packed["validation_loss"] == pytest.approx(alone["validation_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("spec", "name"), [("model=rnn", "recurrent"), ("encoder_attention=clustered", "'clustered'")])
+def test_packed_pairs_are_refused_where_they_would_see_each_other(files, tmp_path, spec, name):
+    with pytest.raises(ConfigError, match=f"{name} can't keep packed"):
+        train_and_evaluate(_config(files, spec, *PACKED), tmp_path)
 
 
 def test_bleu_without_its_library_is_refused_before_training(files, tmp_path, monkeypatch):
