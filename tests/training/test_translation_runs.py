@@ -30,6 +30,7 @@ COMMON = (
     "checkpoint.every_steps=3",
     "checkpoint.keep_latest=3",
     "schedule.warmup_steps=2",
+    "schedule.decay_steps=6",
     "log.every_steps=1",
     "sample.num_translations=2",
     "data.num_buckets=2",
