@@ -31,7 +31,7 @@ def made(name):
     return model, jax.jit(lambda key: model.init(key, ids, source=ids))(jax.random.key(0))["params"]
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["transformer", pytest.param("recurrent", marks=pytest.mark.slow)])
 def test_maps_are_the_weights_of_the_model_s_own_pass_with_their_tokens(name):
     model, params = made(name)
     maps = attention_maps(model, params, SOURCE, TARGET, **OPTIONS)

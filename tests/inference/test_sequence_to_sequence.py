@@ -1,13 +1,14 @@
 """Generation from sources, by the Transformer and by the recurrent model: caches, padding, rows among themselves."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.inference import beam_search, generate, stream
+from jaxformer.inference import beam_search, generate, score, stream
 from jaxformer.models import encoder_decoder, recurrent
 
 EOS, PAD = 2, -1
@@ -20,7 +21,12 @@ MAKERS = {
     "recurrent": functools.partial(recurrent, embed_dim=8, hidden_dim=8, init_stddev=1.0),
 }
 both = pytest.mark.parametrize("name", MAKERS)
-transformer_first = pytest.mark.parametrize("name", ["transformer", pytest.param("recurrent", marks=pytest.mark.slow)])
+
+
+def first(name):
+    """That model in every run, the other with the slow tests."""
+    cases = [pytest.param(other, marks=() if other == name else pytest.mark.slow) for other in MAKERS]
+    return pytest.mark.parametrize("name", cases)
 
 
 @functools.cache
@@ -54,7 +60,8 @@ def test_cached_logits_are_those_of_the_full_pass(name, split):
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), expected, atol=1e-5)
 
 
-@transformer_first
+@pytest.mark.slow
+@both
 def test_left_padded_targets_are_read_as_if_alone(name):
     """Positions of the short row are 0, 1, 2 on its real tokens, and its next one is 3."""
     model, params = make(name)
@@ -80,7 +87,7 @@ def _ends(row):
     return length, (row[length:] == PAD).all() and (row[:length] != PAD).all()
 
 
-@both
+@first("transformer")
 def test_sampled_rows_ignore_their_mates_end_in_padding_and_stop_together(name):
     model, params = make(name)
     options = {"eos_id": EOS, "pad_id": PAD, "temperature": 1.5, "rng": jax.random.key(3), "max_new_tokens": 12}
@@ -99,7 +106,7 @@ def test_sampled_rows_ignore_their_mates_end_in_padding_and_stop_together(name):
     np.testing.assert_array_equal(np.stack(columns, 1), out[:, : max(lengths)])
 
 
-@both
+@first("recurrent")
 def test_beams_ignore_the_mates_of_their_row_and_end_in_padding(name):
     model, params = make(name)
     options = {"eos_id": EOS, "pad_id": PAD, "num_beams": 3, "num_return": 3, "max_new_tokens": 9}
@@ -130,6 +137,28 @@ def test_rows_are_what_they_are_alone(name):
         np.testing.assert_allclose(alone.scores[0], beams.scores[row], rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@both
+def test_with_beams_enough_it_is_an_enumeration(name, penalty):
+    """Four tokens, three at most: 13 continuations that end and 27 that do not."""
+    model = MAKERS[name](vocab_size=4)
+    source, others = [3, 1, 3, 0], (0, 1, 3)
+    init = jax.jit(lambda key: model.init(key, SOURCE[:1] * 0, source=SOURCE[:1] * 0))
+    params = jax.tree.map(lambda leaf: 2 * leaf, init(jax.random.key(5))["params"])
+    ways = [(*way, EOS) for length in range(3) for way in itertools.product(others, repeat=length)]
+    ways += itertools.product(others, repeat=3)
+    scored = score(model, params, [[1]] * 40, ways, sources=[source] * 40)
+    values = scored.log_probs / scored.lengths**penalty
+    options = {"max_new_tokens": 3, "eos_id": EOS, "num_beams": 40, "num_return": 40, "pad_id": PAD}
+    tokens, scores = beam_search(model, params, [[1]], sources=[source], length_penalty=penalty, **options)
+    order = np.argsort(-values)
+    np.testing.assert_allclose(scores[0], values[order], rtol=1e-4)
+    for row, place in zip(tokens[0, :5], order):
+        np.testing.assert_array_equal(row, [*ways[place], *[PAD] * (3 - len(ways[place]))])
+
+
+@pytest.mark.slow
 def test_padded_rows_of_the_vocabulary_are_no_continuations():
     """Five tokens in a table of eight rows, all logits zero."""
     model = MAKERS["transformer"](vocab_size=5, vocab_multiple=8)

@@ -96,10 +96,10 @@ def test_packed_pairs_see_their_own_source_only(name):
 
 
 def test_kinds_that_would_mix_packed_pairs_are_refused_by_name():
-    model, variables = across("linear")
+    model = Transformer(TransformerConfig(**SHAPE, cross_attention="linear"))
     ones = {"source_segments": jnp.ones((2, 5), jnp.int32), "segments": jnp.ones((2, 7), jnp.int32)}
     with pytest.raises(ValueError, match="cross_attention='linear' can't keep packed pairs apart"):
-        jax.eval_shape(lambda: model.apply(variables, TOKENS, source=SOURCE, **ones))
+        jax.eval_shape(lambda: model.init(jax.random.key(0), TOKENS, source=SOURCE, **ones))
 
 
 TURNS = {
@@ -131,7 +131,8 @@ def test_an_encoder_with_attentions_of_its_own_is_that_encoder():
     assert weights["attention"].shape == (1, 2, 2, 7, 7)
 
 
-@pytest.mark.parametrize("search", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [False, True])
 def test_it_generates_what_full_passes_say(search):
     """The encoder's layers take turns in twos, the decoder's do not: both are laid out anew for single tokens."""
     model, variables = made(**TURNS)
@@ -147,9 +148,9 @@ def test_it_generates_what_full_passes_say(search):
 
 
 def test_sources_end_where_an_attention_ends():
-    model, variables = made(**TURNS)
+    model = Transformer(TransformerConfig(**SHAPE, **TURNS))
     with pytest.raises(ValueError, match=r"sources\[0\] has 17 tokens; the model has max_length=16"):
-        generate(model, variables["params"], [[1]], sources=[[3] * 17], max_new_tokens=2)
+        generate(model, {}, [[1]], sources=[[3] * 17], max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
