@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxformer.data.prose import docstrings, prose_documents, topics
+
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -94,6 +96,39 @@ def python_stdlib(*, path: str | None = None, field: str | None = None) -> Docum
     return _read_files(sorted(files), _decode_python, f"the standard library of Python {platform.python_version()}")
 
 
+def python_docs(*, path: str | None = None, field: str | None = None) -> Documents:
+    """English prose of the running interpreter: documentation of its library and language, without a download.
+
+    The docstrings of each file of ``python_stdlib`` are a document, and so is each chapter of the language reference
+    that ``help()`` shows (``pydoc_data.topics``). Paragraphs of prose are kept, once each, with blank lines between
+    them (see ``jaxformer.data.prose``). Takes seconds the first time.
+    """
+    _refuse("python_docs", path=path, field=field)
+    return _python_docs()
+
+
+@functools.cache
+def _python_docs() -> Documents:
+    sources = python_stdlib()
+    documented: list[tuple[str, Sequence[str]]] = []
+    broken = 0
+    for name, source in zip(sources.names, sources.texts):
+        # Most tables of code points have no docstring worth the parsing.
+        if '"""' in source:
+            try:
+                documented.append((name, docstrings(source)))
+            except (SyntaxError, ValueError):
+                broken += 1
+    documented += [(f"topics/{name}", [text]) for name, text in topics()]
+    kept = [(name, prose) for name, prose in prose_documents(documented) if prose]
+    return Documents(
+        [name for name, _ in kept],
+        [prose for _, prose in kept],
+        f"the documentation in Python {platform.python_version()}",
+        broken,
+    )
+
+
 def text(*, path: str | None = None, field: str | None = None) -> Documents:
     """Text files in UTF-8 (gzip accepted), each a document: a file, a folder (all files below it) or a glob."""
     _refuse("text", field=field)
@@ -144,6 +179,7 @@ def huggingface(*, path: str | None = None, field: str | None = None) -> Documen
 
 DATASETS: dict[str, Callable[..., Documents]] = {
     "python_stdlib": python_stdlib,
+    "python_docs": python_docs,
     "text": text,
     "jsonl": jsonl,
     "huggingface": huggingface,
