@@ -69,7 +69,7 @@ class SubwordTokenizer:
         tokens = _find_special_tokens(vocabulary, special_tokens or {}, name)
         self.bos_id, self.eos_id = vocabulary.get(tokens["bos"]), vocabulary.get(tokens["eos"])
         self.pad_id = vocabulary.get(tokens["pad"], 0)
-        self._special_tokens = tokens
+        self.special_tokens = tokens
         # Not pad_id, which without a padding token is the id of a piece of text.
         self._mark_ids = [vocabulary[token] for token in tokens.values() if token]
         self._id_type = np.uint16 if self.vocab_size <= 2**16 else np.int32
@@ -80,7 +80,7 @@ class SubwordTokenizer:
         if self.bos_id is None:
             marks = "no start or end token, so nothing marks where documents begin"
         else:
-            bos, eos = self._special_tokens["bos"], self._special_tokens["eos"]
+            bos, eos = self.special_tokens["bos"], self.special_tokens["eos"]
             marks = f"start {bos!r} {self.bos_id}, end {eos!r} {self.eos_id}"
         return f"{self.name} (vocabulary {self.vocab_size}: {marks}, padding {self.pad_id})"
 
@@ -112,7 +112,7 @@ class SubwordTokenizer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes ``tokenizer.json``, and ``tokenizer_config.json`` beside it with the names of the special tokens."""
         file = tokenizer_file(path)
-        names = {f"{role}_token": token for role, token in self._special_tokens.items() if token}
+        names = {f"{role}_token": token for role, token in self.special_tokens.items() if token}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         write_file(config_file(file), json.dumps(config, indent=2))
         write_file(file, self.backend.to_str(pretty=True))
