@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from jaxformer.attention.block_layout import cut, paste, rearranged
+from jaxformer.attention.block_layout import cut, filled, paste, rearranged
 
 # First query and first key of a pair of blocks, and what else its plan knows of it.
 Pair: TypeAlias = Int[Array, "_"]
@@ -107,7 +107,8 @@ class Lanes(Runs):
     """Runs whose blocks hold every `stride`-th token, cut from tokens as they stand, `stride` of them a row.
 
     Attributes:
-      stride: of tokens in a block; their number is a multiple of it.
+      stride: of tokens in a block. Results are put among a multiple of it. What is read may end within a row where each
+        lane is one block, of which that row is the last.
     """
 
     stride: int = 1
@@ -134,11 +135,23 @@ class Lanes(Runs):
 
     def _cut(self, array: Array, axis: int, start: Array, block: int) -> Array:
         """[.., block, run, ..] for the run of blocks that starts at a slot."""
+        place = self._place(start, block)
+        missing = -array.shape[axis] % self.stride
+        if not missing:
+            return self._cut_rows(array, axis, place, block)
+        # Filled up as a whole, the array would be copied.
+        whole, last = jnp.split(array, [array.shape[axis] + missing - self.stride], axis)
+        last = filled(last, axis, self.stride)
+        return jnp.concatenate(
+            [self._cut_rows(whole, axis, place, block - 1), self._cut_rows(last, axis, place, 1)], axis
+        )
+
+    def _cut_rows(self, array: Array, axis: int, place: tuple[Array, Array], count: int) -> Array:
         rows = self._in_rows(array, axis)
-        starts: list[Any] = [jnp.zeros_like(start)] * rows.ndim  # All of one dtype, in 64 bits too.
+        starts: list[Any] = [jnp.zeros_like(place[0])] * rows.ndim  # All of one dtype, in 64 bits too.
         sizes = list(rows.shape)
-        starts[axis : axis + 2] = self._place(start, block)
-        sizes[axis : axis + 2] = block, self.run
+        starts[axis : axis + 2] = place
+        sizes[axis : axis + 2] = count, self.run
         return lax.dynamic_slice(rows, starts, sizes)
 
     def _paste(self, array: Array, part: Array, axis: int, start: Array) -> Array:

@@ -66,6 +66,13 @@ def paste(array: Array, block: Array, axis: int, start: Array) -> Array:
     return block if array.shape == block.shape else lax.dynamic_update_slice_in_dim(array, block, start, axis)
 
 
+def filled(array: Array, axis: int, size: int) -> Array:
+    """The array with zeros (or False) behind its entries of an axis, `size` in all."""
+    behind = [(0, 0)] * array.ndim
+    behind[axis] = (0, size - array.shape[axis])
+    return array if array.shape[axis] == size else jnp.pad(array, behind)
+
+
 def rows_times(rows: Float[Array, "B K G q m"], matrix: Float[Array, "B K m s"], dtype: jnp.dtype) -> Array:
     """Product of each row of each group with its key head's matrix: [B, K, G, q, s]."""
     *shape, inner = rows.shape

@@ -124,12 +124,13 @@ def finish_softmax(running: Running) -> tuple[Float[Array, "B _ _ _ Hv"], Float[
     return running.output / total[..., None], log_total
 
 
-def start_gradients(rows: QueryRows, keys: KeyRows, bias: list[Array], dtype: jnp.dtype) -> Gradients:
-    """Zeros, beside the sums of the bias.
+def start_gradients(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], bias: list[Array], dtype: jnp.dtype
+) -> Gradients:
+    """Zeros of these shapes, beside the sums of the bias.
 
     Some of them are -0.0, to which anything may be added as well: of two equal arrays XLA makes one and copies it.
     """
-    query, key, value = rows.query.shape, keys.key.shape, keys.value.shape
     return Gradients(jnp.full(query, -0.0, dtype), jnp.zeros(key, dtype), jnp.full(value, -0.0, dtype), bias)
 
 

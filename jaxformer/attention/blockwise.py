@@ -109,7 +109,7 @@ def _backward(plan: Plan, residuals: Residuals, d_output: Float[Array, "B T N Hv
         (by_head(output, key.shape[2]).astype(dtype) * d_rows.astype(dtype)).sum(-1),
     )
     keys = KeyRows(heads_for_tokens(key), heads_for_tokens(value))
-    start = start_gradients(rows, keys, bias_gradient_zeros(bias), dtype)
+    start = start_gradients(rows.query.shape, keys.key.shape, keys.value.shape, bias_gradient_zeros(bias), dtype)
     gradients = add_gradients(_blocks(plan, queries.shape, bias, terms, rng), rows, keys, start)
     return (
         by_token(gradients.query).astype(query.dtype),

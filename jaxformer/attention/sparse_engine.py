@@ -92,23 +92,23 @@ def make_plan(parts: tuple[Part, ...], num_queries: int, num_keys: list[int], dr
     sources = [part.source for part in parts]
     queries = [(0, num_queries, component.query_order) for component in components]
     keys = [(source, num_keys[source], part.key_order) for source, part in zip(sources, components)]
-    strides = [component.stride for component in components]
-    return SparsePlan(parts, _share_orders(queries, strides), _share_orders(keys, strides), dropout_rate)
+    return SparsePlan(parts, _share_orders(queries, components), _share_orders(keys, components), dropout_rate)
 
 
 def _share_orders(
-    wanted: list[tuple[int, int, Int[np.ndarray, "_"]]], strides: list[int | None]
+    wanted: list[tuple[int, int, Int[np.ndarray, "_"]]], components: list[Component]
 ) -> tuple[TokenOrder, ...]:
     """Orders in which the loops hold tokens: one for all of a source that agree but for empty slots at their ends.
 
     Args:
       wanted: (source, length, order) of each part.
-      strides: of each part; with one, tokens stay as they stand, in slots whose number is a multiple of it.
+      components: of each part; with a stride, tokens stay as they stand, in slots whose number is a multiple of it.
     """
-    common = next((stride for stride in strides if stride is not None), None)
+    common = next((component.stride for component in components if component.stride is not None), None)
     names = []
     longest: dict[tuple[int, int, bytes], TokenOrder] = {}
-    for (source, length, order), stride in zip(wanted, strides):
+    for (source, length, order), component in zip(wanted, components):
+        stride = component.stride
         multiple = stride or common or 1
         positions = np.full(-(-len(order) // multiple) * multiple, -1)
         positions[: len(order)] = (
@@ -116,8 +116,11 @@ def _share_orders(
         )
         name = (source, multiple, np.trim_zeros(positions + 1, "b").tobytes())
         names.append(name)
-        if name not in longest or len(positions) > len(longest[name].positions):
-            longest[name] = TokenOrder(positions, length)
+        reads_empty = not component.lanes_whole and len(order) > length
+        if name in longest:
+            reads_empty |= longest[name].reads_empty
+            positions = max(positions, longest[name].positions, key=len)
+        longest[name] = TokenOrder(positions, length, reads_empty)
     return tuple(longest[name] for name in names)
 
 
@@ -154,7 +157,8 @@ def _forward(
     for number, part in enumerate(plan.parts):
         order = plan.queries[number]
         queries = rows_in(order)
-        state = states[order] if order in states else start_running(queries.shape[:-1], value_dim, dtype)
+        shape = order.held(queries.shape[:-1], 3)
+        state = states[order] if order in states else start_running(shape, value_dim, dtype)
         for blocks in _blocks(plan, number, query_segments, sources, rng, (order not in states, False)):
             state = add_softmax(blocks, queries, keys_in(plan.keys[number], part.source), state)
         states[order] = state
@@ -218,7 +222,8 @@ def _backward(plan: SparsePlan, residuals: Residuals, d_output: Float[Array, "B 
     for number, part in enumerate(plan.parts):
         query_order, key_order = plan.queries[number], plan.keys[number]
         queries, keys = rows_in(query_order), keys_in(key_order, part.source)
-        gradients = start_gradients(queries, keys, [], dtype)
+        shapes = query_order.held(queries.query.shape, 3), *(key_order.held(array.shape, 2) for array in keys)
+        gradients = start_gradients(*shapes, [], dtype)
         gradients = gradients._replace(query=d_queries.get(query_order, gradients.query))
         is_first = query_order not in d_queries, key_order not in d_keys
         if key_order in d_keys:

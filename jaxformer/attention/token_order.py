@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from jaxformer.attention.block_layout import rearranged
+from jaxformer.attention.block_layout import filled, rearranged
 
 # A whole pass over all tokens costs less than a scatter unless there are so many times more tokens than slots.
 FEW = 8
@@ -19,11 +19,13 @@ class TokenOrder:
     Attributes:
       positions: int32 [Q], the token in each slot, -1 for an empty slot.
       length: tokens in the sequence.
+      reads_empty: whether slots behind all tokens are read; if not, `take` leaves them out.
     """
 
-    def __init__(self, positions: Int[np.ndarray, "Q"], length: int):
+    def __init__(self, positions: Int[np.ndarray, "Q"], length: int, reads_empty: bool = True):
         self.positions = np.asarray(positions, np.int32)
         self.length = length
+        self.reads_empty = reads_empty
 
     @functools.cached_property
     def slots(self) -> Int[np.ndarray, "T"]:
@@ -53,12 +55,16 @@ class TokenOrder:
         """Whether the tokens stand as they are, with empty slots behind them only."""
         return len(self.positions) >= self.length and np.array_equal(self.slots, np.arange(self.length))
 
+    def held(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """The shape with all slots along an axis."""
+        return (*shape[:axis], len(self.positions), *shape[axis + 1 :])
+
     def take(self, array: Array, axis: int) -> Array:
         """The array's tokens in this order, zeros (or False) in empty slots."""
         if array.shape[axis] == 1 and self.length != 1:
             raise ValueError("an axis of one entry has no order.")
         if self.stands:
-            return rearranged(_pad(array, axis, len(self.positions)))
+            return rearranged(filled(array, axis, len(self.positions) if self.reads_empty else self.length))
         return _take(array, axis, self.index, 0, self.has_empty)
 
     def put_back(self, array: Array, axis: int, empty: float) -> Array:
@@ -74,12 +80,6 @@ class TokenOrder:
     def add(self, array: Array, axis: int, rows: Array) -> Array:
         """An array over tokens with an array over slots added."""
         return array.at[(slice(None),) * axis + (self.index,)].add(rows, mode="drop")
-
-
-def _pad(array: Array, axis: int, size: int) -> Array:
-    behind = [(0, 0)] * array.ndim
-    behind[axis] = (0, size - array.shape[axis])
-    return array if array.shape[axis] == size else jnp.pad(array, behind)
 
 
 def _take(array: Array, axis: int, index: Int[np.ndarray, "_"], empty: float, has_empty: bool) -> Array:
