@@ -17,7 +17,7 @@ class AttentionChoice:
       name: as the config says it.
       kind: the record of the function.
       args: keyword arguments of the function and of the module that makes its arrays, as sorted pairs.
-      packing: whether packed documents are as alone.
+      packing: whether packed documents are as alone; of a cross-attention, packed pairs.
       causal: whether it can be causal.
       bidirectional: whether it can be other than causal.
     """
@@ -118,7 +118,7 @@ def choose_cross_attention(name: Any, args: tuple[tuple[str, Any], ...]) -> Atte
         raise ValueError(
             f"cross_attention={name!r} can't be decoded: what a query gets depends on the queries after it, too"
         )
-    return choose_attention(name, args, "cross_attention")
+    return dataclasses.replace(choose_attention(name, args, "cross_attention"), packing=kind.cross_segments)
 
 
 def check_attentions(config: Any) -> None:

@@ -303,7 +303,7 @@ class Transformer(nn.Module):
         self._check_call(tokens, source, cache, positions)
         if source_segments is not None and segments is None:
             raise ValueError("source_segments were given without segments; packed sources need packed targets")
-        if source_segments is not None and not self.config.cross.kind.cross_segments:
+        if source_segments is not None and not self.config.cross.packing:
             raise ValueError(f"cross_attention={self.config.cross_attention!r} can't keep packed pairs apart")
         if cache is not None and return_weights:
             raise ValueError("return_weights can't be given with a cache")
