@@ -222,8 +222,8 @@ def _backward(plan: SparsePlan, residuals: Residuals, d_output: Float[Array, "B 
     for number, part in enumerate(plan.parts):
         query_order, key_order = plan.queries[number], plan.keys[number]
         queries, keys = rows_in(query_order), keys_in(key_order, part.source)
-        shapes = query_order.held(queries.query.shape, 3), *(key_order.held(array.shape, 2) for array in keys)
-        gradients = start_gradients(*shapes, [], dtype)
+        key_shape, value_shape = (key_order.held(array.shape, 2) for array in keys)
+        gradients = start_gradients(query_order.held(queries.query.shape, 3), key_shape, value_shape, [], dtype)
         gradients = gradients._replace(query=d_queries.get(query_order, gradients.query))
         is_first = query_order not in d_queries, key_order not in d_keys
         if key_order in d_keys:
