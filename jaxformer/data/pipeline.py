@@ -21,6 +21,14 @@ class Rows(Protocol):
 
 
 @runtime_checkable
+class DrawnRows(Rows, Protocol):
+    """Rows of one shape that are drawn anew each time they are seen, as ``MaskedRows``; ``batch`` has a fixed draw."""
+
+    def drawn_batch(self, seed: int, epochs: Integer[np.ndarray, " B"], indices: Integer[np.ndarray, " B"]) -> Batch:
+        """Rows by index, each as it is drawn in an epoch: a pure function of seed, epoch and index."""
+
+
+@runtime_checkable
 class GroupedRows(Protocol):
     """Rows of several shapes with random access, in groups of one shape each, as ``PairRows``."""
 
@@ -76,10 +84,11 @@ def train_batches(
 
     Examples without end have no epochs: batch k is examples k * batch_size to (k + 1) * batch_size - 1. Of rows, epoch
     e is a permutation of all rows that depends on (seed, e) alone, and batches run on over the end of an epoch,
-    so in each epoch each row comes exactly once. Of rows in groups, every batch is of one group: in an epoch the rows
-    of each group are permuted and cut into batches, the last one filled up with rows that have no target, and the
-    batches of all groups are permuted; so each row comes exactly once, and every epoch has as many batches. Batch k is
-    the same rows in the same order for any number of processes: process i gets the i-th part of it.
+    so in each epoch each row comes exactly once; rows that are drawn are drawn for (seed, e). Of rows in groups, every
+    batch is of one group: in an epoch the rows of each group are permuted and cut into batches, the last one filled up
+    with rows that have no target, and the batches of all groups are permuted; so each row comes exactly once, and every
+    epoch has as many batches. Batch k is the same rows in the same order for any number of processes: process i gets
+    the i-th part of it.
 
     Args:
         rows: the rows, in groups or not, or examples without end.
@@ -153,6 +162,7 @@ class _Batches:
 
     def __init__(self, rows: Rows, batch_size: int, part: slice, seed: int | None):
         self._rows = rows
+        self._drawn = rows if isinstance(rows, DrawnRows) else None
         self._batch_size = batch_size
         self._part = part
         self._seed = seed
@@ -170,6 +180,8 @@ class _Batches:
         for epoch in np.unique(epochs):
             inside = epochs == epoch
             wanted[inside] = self._order(int(epoch))[places[inside]]
+        if self._drawn is not None:
+            return self._drawn.drawn_batch(self._seed, epochs, wanted)
         return self._rows.batch(wanted)
 
     def _epoch_order(self, epoch: int) -> Int64[np.ndarray, " rows"]:
