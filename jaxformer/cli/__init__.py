@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jaxformer.cli import evaluate, generate, show, tokenizer, train
 from jaxformer.cli.parsing import UsageError, make_parser, parse
+from jaxformer.training.memory import keep_freed_memory
 
 COMMANDS = {
     "train": train,
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = parse(make_parser(COMMANDS), sys.argv[1:] if arguments is None else arguments)
         _quiet_libraries()
+        keep_freed_memory()
         return command.run(command) or 0
     except UsageError as error:
         return _tell(error, 2)
