@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.attention import dense_attention
+from jaxformer.training.memory import keep_freed_memory
 
 HEADS, HEAD_DIM = 8, 64
 # Above this many tokens the forms that hold the whole matrix of weights are left out: 6 GiB at 8,192.
@@ -198,6 +199,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, help="repetitions (of kinds: 0 = compile only)")
     parser.add_argument("--plot", help="of kinds: path of a picture, log-log")
     arguments = parser.parse_args()
+    keep_freed_memory()  # as jaxformer's commands do; for all candidates alike
     lengths = [int(length) for length in arguments.lengths.split(",")]
     repetitions = (3 if arguments.quick else 7) if arguments.repetitions is None else arguments.repetitions
     if arguments.kinds:
