@@ -1,6 +1,7 @@
 """What a vocabulary holds besides pieces of text: mask, sentinels, special tokens, and which pieces begin a word."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from jaxformer.data.subword_tokenizer import SubwordTokenizer
 from jaxformer.data.tokenizers import Tokenizer
 
 _MASK_NAMES = ("[MASK]", "<mask>")
+# Pieces that stand for no text, in case that a file does not mark them as special.
+_SPECIAL = re.compile(r"\[(CLS|SEP|PAD|UNK|MASK|unused\d+)\]|<(s|/s|pad|unk|mask|extra_id_\d+)>")
 _BLANKS = ("Ġ", "Ċ", "ĉ", "č")
 
 
@@ -75,13 +78,14 @@ def sentinel_ids(tokenizer: Tokenizer) -> Int64[np.ndarray, " _"]:
 
 
 def special_ids(tokenizer: Tokenizer) -> Int64[np.ndarray, " _"]:
-    """The ids that stand for no text: start, end, padding, mask, unknown, sentinels, and gaps in the vocabulary."""
+    """The ids that stand for no text: start, end, padding, mask, unknown, unused, sentinels, and gaps."""
     marks = {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} - {None}
     if isinstance(tokenizer, SubwordTokenizer):
         added = tokenizer.backend.get_added_tokens_decoder()
         marks |= {token for token, piece in added.items() if piece.special}
-        gaps = np.setdiff1d(np.arange(tokenizer.vocab_size), list(tokenizer.backend.get_vocab().values()))
-        marks |= set(gaps.tolist())
+        vocabulary = tokenizer.backend.get_vocab()
+        marks |= {token for piece, token in vocabulary.items() if _SPECIAL.fullmatch(piece)}
+        marks |= set(range(tokenizer.vocab_size)) - set(vocabulary.values())
     return np.array(sorted(mark for mark in marks if mark is not None), np.int64)
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxformer.data import load_tokenizer, train_tokenizer
+from jaxformer.data import SubwordTokenizer, load_tokenizer, train_tokenizer
 from jaxformer.data.masking import EVALUATION, TRAINING, Masking, random_numbers, row_numbers
 from jaxformer.data.vocabulary import (
     mask_id,
@@ -139,6 +139,17 @@ def test_special_ids_of_each_kind_and_what_is_added():
     assert marked.encode(text) == plain.encode(text)
     assert marked.decode(marked.encode(text)) == text
     assert (marked.bos_id, marked.eos_id, marked.pad_id) == (plain.bos_id, plain.eos_id, plain.pad_id)
+
+
+def test_special_pieces_of_a_published_vocabulary_need_no_mark():
+    import tokenizers
+
+    pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]
+    vocabulary = {piece: token for token, piece in enumerate(pieces)} | {"c": 9}
+    tokenizer = SubwordTokenizer(tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]")))
+    # Nothing has id 8.
+    assert ordinary_ids(tokenizer).tolist() == [6, 7, 9]
+    assert mask_id(tokenizer) == 5
 
 
 def test_a_tokenizer_with_more_tokens_is_read_again(tmp_path):

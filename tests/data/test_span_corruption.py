@@ -64,8 +64,8 @@ def _check_texts(count):
         assert (len(source), len(target)) == (length - noise + spans, noise + spans)
 
 
-def test_source_and_target_rebuild_hundreds_of_texts():
-    _check_texts(300)
+def test_source_and_target_rebuild_many_texts():
+    _check_texts(150)
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_the_raw_length_is_the_longest_that_fits(density, mean_span):
 
 def test_all_spans_are_equally_likely():
     # 8 tokens, 3 cut out in 2 spans: 2 ways to part what is cut out, and 2 of 6 places between what stays.
-    masks = [tuple(span_mask(8, 0.4, 1.5, random_numbers(3, 0, 0, index, 8)).tolist()) for index in range(3000)]
+    masks = [tuple(span_mask(8, 0.4, 1.5, random_numbers(3, 0, 0, index, 8)).tolist()) for index in range(1200)]
     counts = np.unique(masks, axis=0, return_counts=True)[1]
     assert len(counts) == 30
-    assert np.abs(counts - 100).max() < 4.5 * np.sqrt(3000 / 30 * 29 / 30)
+    assert np.abs(counts - 40).max() < 4.5 * np.sqrt(1200 / 30 * 29 / 30)
 
 
 def _rows(count=230, width=20, dynamic=True):
