@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxformer.data.polarity import read_polarity
 from jaxformer.data.prose import docstrings, prose_documents, topics
 
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -152,6 +153,15 @@ def jsonl(*, path: str | None = None, field: str | None = None) -> Documents:
     return Documents(names, texts, f"{path}, field {field!r}", skipped)
 
 
+def sentence_polarity(*, path: str | None = None, field: str | None = None) -> Documents:
+    """The sentences of a sentence-polarity zip without their classes, each a document."""
+    _refuse("sentence_polarity", field=field)
+    if not path:
+        raise ValueError("dataset 'sentence_polarity' needs a path: the zip of its two files.")
+    lines = read_polarity(path)
+    return Documents([name for name, _, _ in lines], [line for _, line, _ in lines], path)
+
+
 def huggingface(*, path: str | None = None, field: str | None = None) -> Documents:
     """The train split of data on the Hugging Face Hub, by name (``owner/name`` or ``owner/name:config``)."""
     if not path:
@@ -183,6 +193,7 @@ DATASETS: dict[str, Callable[..., Documents]] = {
     "text": text,
     "jsonl": jsonl,
     "huggingface": huggingface,
+    "sentence_polarity": sentence_polarity,
 }
 """Datasets by name; each takes path and field, and refuses what it cannot use."""
 

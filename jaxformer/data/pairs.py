@@ -100,7 +100,7 @@ def load_pairs(name: str, *, paths: Sequence[str], fields: tuple[str, str] = ("s
 
 def parallel(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     """Two text files in UTF-8 (gzip accepted), a line of one for a line of the other."""
-    sources, targets = (_read_lines(path) for path in paths)
+    sources, targets = (read_lines(path) for path in paths)
     if len(sources) != len(targets):
         raise ValueError(
             f"{paths[0]} has {len(sources)} lines and {paths[1]} {len(targets)}: a line of one must stand for a line "
@@ -114,8 +114,18 @@ def tsv_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
 
     Tabs are all that separates: quotation marks are text. Empty lines are passed over.
     """
-    lines = [(number, line.split("\t")) for number, line in enumerate(_read_lines(paths[0]), start=1) if line]
-    name = Path(paths[0]).name
+    names, (sources, targets) = tsv_columns(paths[0], fields)
+    return Pairs(names, sources, targets, f"{paths[0]}, columns {_and(fields)}")
+
+
+def tsv_columns(path: str, fields: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The name of each line of a table that is not empty, and of each field its column, as ``tsv_pairs`` has them.
+
+    Raises:
+        ValueError: the file cannot be read, or has no such column.
+    """
+    lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1) if line]
+    name = Path(path).name
     if all(field.isdecimal() for field in fields):
         columns = [int(field) for field in fields]
     else:
@@ -130,15 +140,15 @@ def tsv_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     for number, line in lines:
         if len(line) <= max(columns):
             raise ValueError(f"{name}, line {number}: no column {max(columns)} (from 0); there are {len(line)}.")
-    sources, targets = ([line[column] for _, line in lines] for column in columns)
-    return Pairs([f"{name}:{number}" for number, _ in lines], sources, targets, f"{paths[0]}, columns {_and(fields)}")
+    columns_of = [[line[column] for _, line in lines] for column in columns]
+    return [f"{name}:{number}" for number, _ in lines], columns_of
 
 
 def jsonl_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     """A JSON-lines file (gzip accepted), each line an object with the texts in two fields; "a.b" is field b of a."""
     name = Path(paths[0]).name
     names, sources, targets = [], [], []
-    for number, line in enumerate(_read_lines(paths[0]), start=1):
+    for number, line in enumerate(read_lines(paths[0]), start=1):
         if not line.strip():
             continue
         source, target = json_texts(line, fields, f"{name}, line {number}")
@@ -174,7 +184,7 @@ def _and(fields: tuple[str, str]) -> str:
     return f"{fields[0]!r} and {fields[1]!r}"
 
 
-def _read_lines(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     """The lines of a file without their ends, LF or CR LF; other characters that break lines are text."""
     file = Path(path).expanduser()
     lines = decode_utf8(read_bytes(file), file.name).split("\n")

@@ -4,10 +4,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from jaxformer.data.algorithmic import load_algorithmic_data
+from jaxformer.data.classification import load_classification_data
+from jaxformer.data.conll import load_tagging_data
+from jaxformer.data.labelled_texts import LABEL_FILES
 from jaxformer.data.language_model import load_language_model_data
 from jaxformer.data.pictures import PICTURES
 from jaxformer.data.pipeline import Examples, GroupedRows, Rows
 from jaxformer.data.pixels import load_pixel_data
+from jaxformer.data.pretraining import MASKED, SPANS, load_masked_language_data, load_span_corruption_data
+from jaxformer.data.squad import load_question_data
 from jaxformer.data.tasks import TASKS
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.data.translation import PAIR_DATASETS, load_pair_data
@@ -53,8 +58,25 @@ class Data(Protocol):
         """A line on source and sizes."""
 
 
+FINE_TUNING: dict[str, Callable[..., Any]] = {"conll": load_tagging_data, "squad": load_question_data}
+"""Loaders of data that have one form each."""
+
+
 def data_loader(name: str) -> Callable[..., Any]:
-    """The function that loads data of a name: an algorithmic task, pairs, pictures, or else a text dataset."""
+    """The function that loads data of a name: an algorithmic task, pairs, pictures, or else a text dataset.
+
+    "conll" is words to tag, "squad" questions, and those of ``LABEL_FILES`` are texts to classify.
+    "masked:" or "spans:" in front of a text dataset's name has it laid out for pretraining of an encoder, or of an
+    encoder-decoder.
+    """
+    if name.startswith(MASKED):
+        return load_masked_language_data
+    if name.startswith(SPANS):
+        return load_span_corruption_data
+    if name in LABEL_FILES:
+        return load_classification_data
+    if name in FINE_TUNING:
+        return FINE_TUNING[name]
     if name in TASKS:
         return load_algorithmic_data
     if name in PAIR_DATASETS:

@@ -1,0 +1,78 @@
+"""Questions on texts, answered by a piece of the text, as SQuAD's files hold them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data.datasets import decode_utf8, read_bytes
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a text.
+
+    Args:
+        name: its id in the file.
+        question: the question.
+        context: the text.
+        answers: texts that answer it, each with the character of the context where it begins; none = the context does
+            not answer it, or it is only to be answered.
+    """
+
+    name: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions in the order of a file (Rajpurkar et al. 2016, arXiv:1606.05250; 2018, arXiv:1806.03822).
+
+    Args:
+        questions: the questions.
+        source: the file.
+        skipped: answers left out, as they do not stand where the file says.
+    """
+
+    questions: Sequence[Question]
+    source: str
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def take(self, indices: Sequence[int]) -> "Questions":
+        """Some of the questions."""
+        return Questions([self.questions[index] for index in indices], self.source, self.skipped)
+
+
+def load_questions(path: str) -> Questions:
+    """Reads SQuAD's JSON, version 1.1 or 2.0 (gzip accepted).
+
+    Raises:
+        ValueError: it cannot be read, is not of that form, or has no question.
+    """
+    file = Path(path).expanduser()
+    try:
+        content = json.loads(decode_utf8(read_bytes(file), file.name))
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        found = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+        read = [_question(context, entry) for context, entry in found]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file.name} is not in the form of SQuAD: {type(error).__name__} {error}.") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file.name}: not JSON ({error}).") from error
+    if not read:
+        raise ValueError(f"{path} holds no question.")
+    return Questions([question for question, _ in read], path, sum(skipped for _, skipped in read))
+
+
+def _question(context: str, entry: dict[str, Any]) -> tuple[Question, int]:
+    """A question, and how many of its answers do not stand where they should."""
+    given = [] if entry.get("is_impossible") else entry.get("answers", [])
+    answers = [(answer["text"], int(answer["answer_start"])) for answer in given]
+    right = tuple((text, start) for text, start in answers if context[start : start + len(text)] == text != "")
+    return Question(str(entry["id"]), entry["question"], context, right), len(answers) - len(right)
