@@ -10,6 +10,9 @@ import pytest
 from jaxformer.attention import init_linear_cache, linear_attention, linear_attention_weights, linear_step
 from jaxformer.functional.feature_maps import elu_features, relu_features, softplus_features
 
+attend = jax.jit(linear_attention, static_argnames=("causal", "form", "chunk_size", "feature_map"))
+weigh = jax.jit(linear_attention_weights, static_argnames=("causal", "feature_map"))
+
 
 def draw(queries=13, keys=13, heads=4, kv_heads=2, seed=0):
     random = np.random.default_rng(seed)
@@ -58,9 +61,9 @@ def test_all_forms_agree_with_pairs_within_runs_of_segments(causal):
 
 def test_causal_queries_are_the_last_of_the_keys():
     query, key, value = draw()
-    whole = linear_attention(query, key, value, causal=True)
+    whole = attend(query, key, value, causal=True)
     for name in ("quadratic", "chunks_of_4"):
-        part = jax.jit(functools.partial(linear_attention, causal=True, **FORMS[name]))(query[:, -6:], key, value)
+        part = attend(query[:, -6:], key, value, causal=True, **FORMS[name])
         np.testing.assert_allclose(part, whole[:, -6:], atol=1e-5, err_msg=name)
     with pytest.raises(ValueError, match="13 queries over 6 keys"):
         linear_attention(query, key[:, :6], value[:, :6], causal=True)
@@ -78,9 +81,9 @@ def test_weights_by_hand():
     # phi(0) = 1, phi(1) = 2, phi(-ln 2) = 1/2: products 1, 2, 1/2 for the query 0.
     key = np.array([0.0, 1.0, -np.log(2.0)], np.float32).reshape(1, 3, 1, 1)
     query = np.zeros((1, 3, 1, 1), np.float32)
-    weights = linear_attention_weights(query, key)[0, 0]
+    weights = weigh(query, key)[0, 0]
     np.testing.assert_allclose(weights, np.array([[2, 4, 1]] * 3) / 7, rtol=1e-6)
-    causal = linear_attention_weights(query, key, causal=True)[0, 0]
+    causal = weigh(query, key, causal=True)[0, 0]
     np.testing.assert_allclose(causal, [[1, 0, 0], [1 / 3, 2 / 3, 0], [2 / 7, 4 / 7, 1 / 7]], rtol=1e-6)
 
 
@@ -112,9 +115,8 @@ def test_a_query_without_a_feature_in_common_gets_zeros_and_no_gradient_is_nan()
 @pytest.mark.parametrize("name", ["quadratic", "chunks_of_4"])
 def test_huge_and_tiny_inputs_stay_finite(name):
     query, key, value = draw()
-    run = jax.jit(functools.partial(linear_attention, causal=True, **FORMS[name]))
     for scale in (1e-30, 1e-3, 1e3, 1e18):
-        output = run(query * np.float32(scale), key * np.float32(scale), value)
+        output = attend(query * np.float32(scale), key * np.float32(scale), value, causal=True, **FORMS[name])
         assert np.isfinite(output).all()
         assert abs(output).max() <= abs(value).max() * 1.001
 
@@ -125,13 +127,13 @@ def test_a_function_is_a_feature_map():
     def both_signs(x):
         return jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], -1)
 
-    weights = linear_attention_weights(query, key, feature_map=both_signs)
+    weights = weigh(query, key, feature_map=both_signs)
     products = np.einsum("btnf,bsnf->bnts", both_signs(query), both_signs(key.repeat(2, 2)))
     np.testing.assert_allclose(weights, products / products.sum(-1, keepdims=True), atol=1e-6)
     cache = init_linear_cache(2, 13, 2, 3, value_dim=5, feature_map=both_signs)
     assert cache.total.shape == (2, 2, 6, 5)
-    output, _ = linear_step(cache, query, key, value, feature_map=both_signs)
-    want = linear_attention(query, key, value, causal=True, feature_map=both_signs)
+    output, _ = jax.jit(functools.partial(linear_step, feature_map=both_signs))(cache, query, key, value)
+    want = attend(query, key, value, causal=True, feature_map=both_signs)
     np.testing.assert_allclose(output, want, atol=1e-6)
 
 
@@ -158,7 +160,7 @@ def test_the_state_is_of_constant_size_and_steps_write_one_layer():
     for part in (slice(0, 6), slice(6, 7), slice(7, 13)):
         output, cache = step(cache, query[:, part], key[:, part], value[:, part], layer=1)
         outputs.append(output)
-    whole = linear_attention(query, key, value, causal=True)
+    whole = attend(query, key, value, causal=True)
     np.testing.assert_allclose(np.concatenate(outputs, 1), whole, atol=1e-5)
     for before, after in zip(jax.tree.leaves(stacked), jax.tree.leaves(cache)):
         np.testing.assert_array_equal(before[::2], after[::2])

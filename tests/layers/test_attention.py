@@ -1,5 +1,7 @@
 """Multi-head attention against a numpy loop over heads, with grouped heads, rotary positions and plain functions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,11 @@ def _inputs(length=LENGTH, seed=0):
 def _init(layer, *args, **kwargs):
     variables = jax.jit(lambda: layer.init(jax.random.key(1), *args, **kwargs))()
     return jax.tree.map(lambda leaf: 15 * leaf + 0.05 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), variables)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("causal", "deterministic", "return_weights"))
+def _apply(layer, variables, *args, **kwargs):
+    return layer.apply(variables, *args, **kwargs)
 
 
 def _oracle(params, x, memory, num_heads, num_kv_heads, head_dim, allowed):
@@ -47,7 +54,7 @@ def test_self_attention_equals_a_loop_over_heads(num_kv_heads, head_dim):
     x = _inputs()
     layer = MultiHeadAttention(num_heads=4, num_kv_heads=num_kv_heads, head_dim=head_dim)
     variables = _init(layer, x)
-    out = layer.apply(variables, x, causal=True).output
+    out = _apply(layer, variables, x, causal=True).output
     expected = _oracle(variables["params"], x, x, 4, num_kv_heads or 4, head_dim or WIDTH // 4, lambda b, t, s: s <= t)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
@@ -57,11 +64,11 @@ def test_cross_attention_skips_padding_and_reuses_projected_memory():
     key_mask = jnp.arange(SOURCE)[None] < jnp.array([[4], [7]])
     layer = MultiHeadAttention(num_heads=3, num_kv_heads=1)
     variables = _init(layer, x, memory)
-    out = layer.apply(variables, x, memory, key_mask=key_mask).output
+    out = _apply(layer, variables, x, memory, key_mask=key_mask).output
     expected = _oracle(variables["params"], x, memory, 3, 1, 4, lambda b, t, s: bool(key_mask[b, s]))
     np.testing.assert_allclose(out, expected, atol=1e-5)
     pair = project_memory(variables["params"], memory, 1, jnp.float32)
-    np.testing.assert_allclose(layer.apply(variables, x, pair, key_mask=key_mask).output, out, atol=1e-6)
+    np.testing.assert_allclose(_apply(layer, variables, x, pair, key_mask=key_mask).output, out, atol=1e-6)
 
 
 def test_rotary_attention_depends_on_distances_only():
@@ -69,9 +76,9 @@ def test_rotary_attention_depends_on_distances_only():
     layer = MultiHeadAttention(num_heads=3, rotary_base=100.0)
     variables = _init(layer, x)
     positions = jnp.broadcast_to(jnp.arange(LENGTH), (BATCH, LENGTH))
-    here = layer.apply(variables, x, causal=True, query_positions=positions).output
-    there = layer.apply(variables, x, causal=True, query_positions=positions + 1000).output
-    stretched = layer.apply(variables, x, causal=True, query_positions=positions * 2).output
+    here = _apply(layer, variables, x, causal=True, query_positions=positions).output
+    there = _apply(layer, variables, x, causal=True, query_positions=positions + 1000).output
+    stretched = _apply(layer, variables, x, causal=True, query_positions=positions * 2).output
     np.testing.assert_allclose(there, here, atol=1e-4)
     assert np.abs(stretched - here).max() > 1e-3
 
@@ -82,9 +89,9 @@ def test_positions_decide_what_is_causal():
     variables = _init(layer, x)
     order = jnp.array([3, 0, 4, 1, 2])
     positions = jnp.broadcast_to(order, (BATCH, LENGTH))
-    shuffled = layer.apply(variables, x, causal=True, query_positions=positions).output
+    shuffled = _apply(layer, variables, x, causal=True, query_positions=positions).output
     inverse = jnp.argsort(order)
-    sorted_out = layer.apply(variables, x[:, inverse], causal=True).output
+    sorted_out = _apply(layer, variables, x[:, inverse], causal=True).output
     np.testing.assert_allclose(shuffled[:, inverse], sorted_out, atol=1e-6)
 
 
@@ -93,13 +100,19 @@ def test_weights_are_a_distribution_taken_before_dropout():
     layer = MultiHeadAttention(num_heads=1, dropout_rate=0.5)
     variables = _init(layer, x)
     key_mask = jnp.arange(6)[None] < jnp.array([[4], [6]])
-    result = layer.apply(
-        variables, x, key_mask=key_mask, deterministic=False, return_weights=True, rngs={"dropout": jax.random.key(5)}
+    result = _apply(
+        layer,
+        variables,
+        x,
+        key_mask=key_mask,
+        deterministic=False,
+        return_weights=True,
+        rngs={"dropout": jax.random.key(5)},
     )
     assert result.weights.shape == (BATCH, 1, 6, 6)
     np.testing.assert_allclose(result.weights.sum(-1), 1.0, atol=1e-6)
     np.testing.assert_array_equal(result.weights[0, :, :, 4:], 0.0)
-    calm = layer.apply(variables, x, key_mask=key_mask, return_weights=True)
+    calm = _apply(layer, variables, x, key_mask=key_mask, return_weights=True)
     np.testing.assert_array_equal(calm.weights, result.weights)
     assert np.abs(calm.output - result.output).max() > 1e-3
 
@@ -114,7 +127,7 @@ def test_a_bare_function_serves_and_can_not_decode():
     params = variables["params"]
     value = x @ params["value"]["kernel"] + params["value"]["bias"][None, None]
     expected = value.mean(1, keepdims=True) @ params["out"]["kernel"] + params["out"]["bias"][None, None]
-    out = layer.apply(variables, x).output
+    out = _apply(layer, variables, x).output
     np.testing.assert_allclose(out, jnp.broadcast_to(expected, out.shape), atol=1e-5)
     with pytest.raises(ValueError, match="bare function and has no cache"):
         layer.apply(variables, x, cache={})
@@ -125,7 +138,7 @@ def test_a_plain_dense_function_equals_the_record():
     record, plain = MultiHeadAttention(num_heads=3), MultiHeadAttention(num_heads=3, attention=dense_attention)
     variables = _init(record, x)
     np.testing.assert_array_equal(
-        record.apply(variables, x, causal=True).output, plain.apply(variables, x, causal=True).output
+        _apply(record, variables, x, causal=True).output, _apply(plain, variables, x, causal=True).output
     )
 
 
@@ -147,7 +160,7 @@ def test_attention_dropout_differs_between_rows_and_heads():
     x = jnp.ones((3, 4, 12))
     layer = MultiHeadAttention(num_heads=2, dropout_rate=0.5)
     variables = _init(layer, x)
-    out = layer.apply(variables, x, deterministic=False, rngs={"dropout": jax.random.key(0)}).output
+    out = _apply(layer, variables, x, deterministic=False, rngs={"dropout": jax.random.key(0)}).output
     # Equal rows in, different rows out: each drops its own weights.
     assert np.abs(out[0] - out[1]).max() > 1e-4
     assert np.abs(out[1] - out[2]).max() > 1e-4
