@@ -87,7 +87,8 @@ def load_pairs(name: str, *, paths: Sequence[str], fields: tuple[str, str] = ("s
         near = difflib.get_close_matches(name, PAIR_FILES, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"pairs {name!r} are unknown; there are {', '.join(PAIR_FILES)}.{hint}")
-    if isinstance(paths, str) or len(paths) != (needed := 2 if name == "parallel" else 1):
+    needed = 2 if name == "parallel" else 1
+    if isinstance(paths, str) or len(paths) != needed:
         wanted = "two files: the source's and the target's" if needed == 2 else "one file"
         raise ValueError(f"pairs {name!r} are read from {wanted}; paths is {paths!r}.")
     if isinstance(fields, str) or len(fields) != 2:
@@ -133,8 +134,8 @@ def tsv_columns(path: str, fields: Sequence[str]) -> tuple[list[str], list[list[
         missing = [field for field in fields if field not in header]
         if missing:
             raise ValueError(
-                f"{name}, line 1: no column {missing[0]!r}; there is {', '.join(map(repr, header))}. Without names of "
-                "columns there, fields must be their numbers, as ('0', '1')."
+                f"{name}, line 1: no column {missing[0]!r}; there is {', '.join(map(repr, header)) or 'nothing'}. "
+                "Without names of columns there, fields must be their numbers, as ('0', '1')."
             )
         columns = [header.index(field) for field in fields]
     for number, line in lines:

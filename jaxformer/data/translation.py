@@ -150,6 +150,8 @@ def _read(
         if given or split == "train"
     }
     splits["train"] = splits["train"].without_blank()
+    if not len(splits["train"]):
+        raise ValueError(f"{splits['train'].source}: a side of every training pair is blank.")
     return splits if "validation" in splits else splits | _hold_out(splits["train"], fraction, seed)
 
 

@@ -100,9 +100,11 @@ CONTENTS = {
         ("parallel", ("a.txt", "cut.gz"), None, r"cut\.gz cannot be read"),
         ("parallel", ("empty", "empty"), None, "no pair in"),
         ("parallel", ("a.txt",), None, "are read from two files: the source's and the target's; paths is"),
+        ("parallel", "a.txt", None, "are read from two files: the source's and the target's; paths is"),
         ("tsv_pairs", ("a.txt", "b.txt"), None, "are read from one file; paths is"),
         ("tsv_pairs", ("short.tsv",), ("0", "1"), r"short\.tsv, line 2: no column 1 \(from 0\); there are 1"),
         ("tsv_pairs", ("named.tsv",), None, r"named\.tsv, line 1: no column 'source'; there is 'de', 'en'\. Without"),
+        ("tsv_pairs", ("empty",), None, r"empty, line 1: no column 'source'; there is nothing\. Without"),
         ("jsonl_pairs", ("bad.jsonl",), None, r"bad\.jsonl, line 2: no field 'target'; there is 'source'"),
         ("jsonl_pairs", ("type.jsonl",), None, "line 1: field 'target' is NoneType, must be text"),
         ("jsonl_pairs", ("type.jsonl",), ("source.de", "target"), "line 1: no field 'de'; there is a str, not an"),
@@ -113,7 +115,8 @@ CONTENTS = {
 def test_files_that_cannot_be_read_are_refused_with_the_reason(tmp_path, name, paths, fields, message):
     for file, content in CONTENTS.items():
         (tmp_path / file).write_bytes(content)
-    paths = tuple(str(tmp_path / path) for path in paths)
+    if not isinstance(paths, str):
+        paths = tuple(str(tmp_path / path) for path in paths)
     with pytest.raises(ValueError, match=message):
         load_pairs(name, paths=paths, **({} if fields is None else {"fields": fields}))
 
@@ -168,7 +171,7 @@ def test_the_hub_without_its_package_says_how_to_install_it(monkeypatch):
         load_pairs("huggingface_pairs", paths=("owner/name",))
 
 
-def test_blank_sides_are_left_out_of_training_alone(files):
+def test_blank_sides_are_left_out_of_training_alone(files, tmp_path):
     data = load_pair_data(name="parallel", **files)
     assert len(data.train_rows) == 4
     assert "left out of training: 2 with a blank side" in data.summary
@@ -177,6 +180,9 @@ def test_blank_sides_are_left_out_of_training_alone(files):
     assert [ids.tolist() for ids in (validation.sources[0], validation.targets[1])] == [[257], [257]]
     assert (len(validation), data.test_rows) == (2, None)
     assert set(data.splits) == {"validation"}
+    files["train"] = (_write(tmp_path / "blank", ["", " "]), _write(tmp_path / "full", ["a", "b"]))
+    with pytest.raises(ValueError, match="full: a side of every training pair is blank"):
+        load_pair_data(name="parallel", train=files["train"])
 
 
 def test_ids_end_and_the_decoder_begins_with_start_end_or_padding(files):
