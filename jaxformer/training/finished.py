@@ -140,8 +140,8 @@ def evaluate_run(
         parameters.
     """
     for override in overrides:
-        if not override.startswith(_CHANGEABLE) or override.startswith("data.tokenizer"):
-            raise ConfigError(f"eval may change data (not its tokenizer), eval and mesh only, got config.{override}")
+        if not override.startswith(_CHANGEABLE) or override.startswith(("data.tokenizer", "data.source_tokenizer")):
+            raise ConfigError(f"eval may change data (not its tokenizers), eval and mesh only, got config.{override}")
     enable_compilation_cache()
     workdir = Path(workdir)
     if any(override.startswith(("data.name=", "data.path=")) for override in overrides):

@@ -64,6 +64,8 @@ def generate_from_run(
     """
     if num_samples < 1:
         raise ValueError(f"num_samples is {num_samples}, must be at least 1")
+    if 1 < num_beams < num_samples:
+        raise ValueError(f"num_samples is {num_samples}, must be at most num_beams = {num_beams}")
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed is {seed}, must be in [-2^63, 2^63)")
     enable_compilation_cache()
@@ -80,6 +82,10 @@ def generate_from_run(
     if translates(config):
         translator = make_translator(RunDirectory(workdir), config, model, params, model_state)
         longest = config.eval.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if num_samples > 1 and num_beams == 1 and not temperature:
+            raise ValueError(
+                f"num_samples is {num_samples}, but greedy translations are all the same: give beams or a temperature"
+            )
         options = {"temperature": temperature or 0.0, **sampling, **search, "max_new_tokens": longest}
         found = translator.translate(prompts, rng=jax.random.key(seed), num_return=num_samples, **options)
         yield from _lines([hypothesis.text for row in found for hypothesis in row])

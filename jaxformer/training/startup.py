@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from jaxformer.models import Transformer
+from jaxformer.models.position_settings import TABLES
 from jaxformer.training.assembly import Parts, count_parameters, example_batch, tokenizer_name
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
 from jaxformer.training.checkpoints import Checkpoints
@@ -22,6 +23,7 @@ from jaxformer.training.sampling import prompt_tokens
 from jaxformer.training.sharding import data_shard
 from jaxformer.training.state import TrainState, init_state
 from jaxformer.training.translation_metrics import check_text_metrics
+from jaxformer.training.translator import translates
 
 _NON_FINITE = ("skip", "stop")
 _LEAST = {
@@ -35,6 +37,13 @@ _LEAST = {
     "checkpoint.keep_best": 0,
     "log.every_steps": 0,
     "data.length": 1,
+}
+# Of configs that have them: of runs whose examples are translated or answered.
+_LEAST_OF_DECODING = {
+    "eval.decode_examples": 0,
+    "eval.num_beams": 1,
+    "eval.max_new_tokens": 1,
+    "sample.num_translations": 0,
 }
 
 
@@ -74,9 +83,11 @@ def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) ->
     Raises:
       ConfigError: a number is out of range, or the run began with another config; the differences are listed.
     """
-    for path, least in _LEAST.items():
+    for path, least in (_LEAST | _LEAST_OF_DECODING).items():
         section, name = path.split(".")
         if section not in config or name not in config[section]:
+            if path in _LEAST_OF_DECODING:
+                continue
             raise ConfigError(f"config.{path} is missing from the config file")
         if config[section][name] is not None and config[section][name] < least:
             raise ConfigError(f"config.{path} is {config[section][name]}, must be at least {least}")
@@ -112,11 +123,19 @@ def check_batches(config: ConfigDict, mesh: Mesh | AbstractMesh) -> None:
 
 
 def check_sample(config: ConfigDict, data: Any) -> None:
-    """Refuses, before training, a sample of text that will not fit the model.
+    """Refuses, before training, a sample of text or translations that will not fit the model.
 
     Raises:
       ConfigError: prompt and new tokens are more than the model's positions.
     """
+    if translates(config) and (config.eval.decode_examples or config.sample.num_translations):
+        positions, longest = config.model.get("positions"), config.eval.max_new_tokens
+        # Below: the decoder begins with one token.
+        if positions in TABLES and longest >= config.model.max_length:
+            raise ConfigError(
+                f"config.eval.max_new_tokens is {longest}, must be below config.model.max_length = "
+                f"{config.model.max_length}, where positions={positions} end"
+            )
     if "prompt" not in config.sample or config.sample.max_new_tokens < 1:
         return
     prompt = len(prompt_tokens(data.tokenizer, config.sample.prompt))

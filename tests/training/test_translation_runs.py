@@ -225,6 +225,37 @@ def test_bleu_without_its_library_is_refused_before_training(files, tmp_path, mo
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["eval.num_beams=0"], "config.eval.num_beams is 0, must be at least 1"),
+        (["eval.decode_examples=-1"], "config.eval.decode_examples is -1, must be at least 0"),
+        (["model.positions=learned", "eval.max_new_tokens=64"], "max_new_tokens is 64, must be below .* = 16, where"),
+    ],
+)
+def test_translations_that_cannot_be_made_are_refused_before_training(files, tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        train_and_evaluate(_config(files, "model=transformer", *overrides), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": 2}, "num_samples is 2, but greedy translations are all the same"),
+        ({"num_samples": 3, "num_beams": 2}, "num_samples is 3, must be at most num_beams = 2"),
+        ({"num_beams": 2, "temperature": 0.5}, "num_beams=2 searches, so temperature can't be used"),
+    ],
+)
+def test_numbers_of_translations_that_cannot_be_had_are_refused(workdir, options, message):
+    with pytest.raises(ValueError, match=message):
+        list(generate_from_run(workdir, ["one"], **options))
+
+
+def test_eval_keeps_both_tokenizers(workdir):
+    with pytest.raises(ConfigError, match=r"not its tokenizers\), .*got config.data.source_tokenizer=bytes"):
+        evaluate_run(workdir, ["data.source_tokenizer=bytes"])
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("translation:model=rnn,attention=local", "attention=local is of model=transformer"),
