@@ -13,6 +13,12 @@ ISO 8601, need no download (but `pip install 'jaxformer[translation]'`); files a
         --config.data.test=multi30k/test_2016_flickr.en.gz,multi30k/test_2016_flickr.de.gz
     jaxformer eval --workdir=runs/multi30k --config.eval.num_beams=5
     jaxformer generate --workdir=runs/multi30k --prompt_file=- --num_beams=5 < sentences.en
+    jaxformer train --config=translation:data=files --workdir=runs/table --config.data.name=tsv_pairs
+        --config.data.train=pairs.tsv --config.data.fields=0,1
+
+Files by `data.name`: parallel; tsv_pairs, whose `fields` are columns, by number from 0 or by the names in line 1;
+jsonl_pairs, whose fields may be inside others (`de,translation.en`); huggingface_pairs, where a file is
+`owner/name[:config][@split]`, with fields like those. Without validation a share of the training pairs is held out.
 
 Argument: model=transformer|rnn, data=dates|files|copy|reverse|sort, size=tiny|small|base, attention=<of both sides'
 own tokens, one that `jaxformer list` shows; of the RNN additive|dot|scaled_dot|general|none>, and of the Transformer
