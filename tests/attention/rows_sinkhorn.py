@@ -60,14 +60,16 @@ def sinkhorn_oracle(inputs, *, key_mask, causal, block_size, sort_cut=None):
     return weighted_values(weights, jnp.where(key_mask[:, :, None, None], inputs["value"], 0)), weights
 
 
+def draw_scores(random, batch, blocks):
+    return random.standard_normal((batch, 1, blocks, blocks)).astype(np.float32)
+
+
 ROWS = {
     "sinkhorn": Row(
         kind=ATTENTION["sinkhorn"],
         variants={"blocks_of_3": {"block_size": 3}},
         oracle=sinkhorn_oracle,
-        arguments=lambda random, sizes: {
-            "block_scores": random.standard_normal((sizes.batch, 1, 6, 6)).astype(np.float32)
-        },
+        arguments=lambda random, sizes: {"block_scores": draw_scores(random, sizes.batch, max(6, -(-sizes.keys // 3)))},
         degenerate={"block_size": 16},
     ),
 }
