@@ -129,13 +129,20 @@ def directions(name):
 
 
 DIRECTED = [direction for name in CASES for direction in directions(name)]
-# Every run counts the causal programs, and those that can't be causal; the slow tests count both directions.
+
+
+def repeats(name, causal):
+    """Whether only the slow tests count this: every run counts causal programs, and those that can't be causal.
+
+    Of patterns, whose programs are those of sparse attention, every run counts two.
+    """
+    own = CASES[name].kind in ATTENTION or name in ("strided", "bigbird")
+    return not own or (not causal and (name, True) in DIRECTED)
+
+
 each_direction = pytest.mark.parametrize(
     ("name", "causal"),
-    [
-        pytest.param(name, causal, marks=pytest.mark.slow if not causal and (name, True) in DIRECTED else ())
-        for name, causal in DIRECTED
-    ],
+    [pytest.param(name, causal, marks=pytest.mark.slow if repeats(name, causal) else ()) for name, causal in DIRECTED],
     ids=[f"{name}-{'causal' if causal else 'both_ways'}" for name, causal in DIRECTED],
 )
 
@@ -255,7 +262,9 @@ def test_products_of_a_short_sequence_or_of_few_queries(name, causal):
 STEPPED = [name for name, causal in DIRECTED if causal and Traced(name, True, 1).cost.decode is not None]
 
 
-@pytest.mark.parametrize("name", STEPPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if repeats(name, True) else ()) for name in STEPPED]
+)
 def test_products_of_decoding_are_those_of_the_step(name):
     traced, short = Traced(name, True, 150), Traced(name, True, 13)
     assert traced.cost.prefill.matmul == traced.count_step(150)

@@ -11,6 +11,8 @@ from pairwise import draw
 from jaxformer.attention import dense_attention, dense_step, init_cache
 from jaxformer.functional import AlibiBias, RelativeBias, alibi_slopes
 
+attend = jax.jit(dense_attention, static_argnames="causal")
+
 SPLITS = {
     "one_by_one": [1] * 7,
     "prompt_and_singles": [3, 1, 1, 1, 1],
@@ -43,7 +45,7 @@ def run(step, cache, inputs, split, **options):
 def test_steps_equal_the_full_pass(split):
     inputs = tokens()
     output, _ = run(jax.jit(dense_step), init_cache(2, 9, 3, 5, value_dim=8), inputs, split)
-    np.testing.assert_allclose(output, dense_attention(*inputs, causal=True), atol=1e-5)
+    np.testing.assert_allclose(output, attend(*inputs, causal=True), atol=1e-5)
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=list(SPLITS))
@@ -52,7 +54,7 @@ def test_only_the_written_slots_of_one_layer_change(split):
     cache = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), init_cache(2, 9, 3, 5, value_dim=8))
     cache = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1) if leaf.ndim == 5 else leaf, cache)
     output, after = run(jax.jit(dense_step), cache, inputs, split, layer=1)
-    np.testing.assert_allclose(output, dense_attention(*inputs, causal=True), atol=1e-5)
+    np.testing.assert_allclose(output, attend(*inputs, causal=True), atol=1e-5)
     assert after.index.tolist() == [0, 7, 0]
     for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(after)):
         np.testing.assert_array_equal(new[::2], old[::2])
@@ -74,7 +76,7 @@ def test_a_scan_over_layers_carries_the_cache():
 
     output, _ = run(step, cache, inputs, [3, 1, 2, 1])
     query, key, value = inputs
-    np.testing.assert_allclose(output, dense_attention(query, key * 3.0, value, causal=True), atol=1e-5)
+    np.testing.assert_allclose(output, attend(query, key * 3.0, value, causal=True), atol=1e-5)
 
 
 @pytest.mark.parametrize("pads", [[0, 2], [3, 0]])
@@ -87,7 +89,7 @@ def test_unequal_prompts_padded_on_the_left(split, pads):
     cache = init_cache(2, 8, 3, 5, value_dim=8)
     output, _ = run(jax.jit(dense_step), cache, [inputs[0], *poisoned], split, key_mask=key_mask, positions=positions)
     for row, pad in enumerate(pads):
-        alone = dense_attention(*(array[row : row + 1, pad:] for array in inputs), causal=True)
+        alone = attend(*(array[row : row + 1, pad:] for array in inputs), causal=True)
         np.testing.assert_allclose(output[row : row + 1, pad:], alone, atol=1e-5)
 
 
@@ -101,8 +103,8 @@ def test_padding_on_the_right_of_a_prompt_is_skipped():
     _, cache = dense_step(cache, *cut((query, key, value), 0, 4), key_mask=key_mask, positions=positions)
     output, _ = dense_step(cache, *cut((query, key, value), 4, 5), positions=np.array([[3], [4]], np.int32))
     keep = np.array([0, 1, 2, 4])
-    short = dense_attention(query[:1, 4:5], key[:1, keep], value[:1, keep], causal=True)
-    long = dense_attention(query[1:, 4:5], key[1:, :5], value[1:, :5], causal=True)
+    short = attend(query[:1, 4:5], key[:1, keep], value[:1, keep], causal=True)
+    long = attend(query[1:, 4:5], key[1:, :5], value[1:, :5], causal=True)
     np.testing.assert_allclose(output, jnp.concatenate([short, long]), atol=1e-5)
 
 
@@ -116,20 +118,20 @@ def test_position_biases_hold_in_the_cache(name, split):
         "relative": RelativeBias(table, bidirectional=False, max_distance=128),
     }[name]
     output, _ = run(jax.jit(dense_step), init_cache(2, 9, 3, 5, value_dim=8), inputs, split, bias=bias)
-    np.testing.assert_allclose(output, dense_attention(*inputs, causal=True, bias=bias), atol=1e-5)
+    np.testing.assert_allclose(output, attend(*inputs, causal=True, bias=bias), atol=1e-5)
 
 
 def test_segments_hold_in_the_cache():
     inputs = tokens()
     segments = np.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 1, 2, 2]], np.int32)
     output, _ = run(jax.jit(dense_step), init_cache(2, 9, 3, 5, value_dim=8), inputs, [2, 3, 2], segments=segments)
-    np.testing.assert_allclose(output, dense_attention(*inputs, causal=True, query_segments=segments), atol=1e-5)
+    np.testing.assert_allclose(output, attend(*inputs, causal=True, query_segments=segments), atol=1e-5)
 
 
 def test_long_prompts_take_the_blockwise_form():
     inputs = draw(queries=130, keys=130, heads=2, kv_heads=1).inputs
     output, _ = run(jax.jit(dense_step), init_cache(2, 150, 1, 5, value_dim=8), inputs, [100, 30])
-    np.testing.assert_allclose(output, dense_attention(*inputs, causal=True), atol=1e-5)
+    np.testing.assert_allclose(output, attend(*inputs, causal=True), atol=1e-5)
 
 
 def test_a_scaled_step_and_a_cache_of_another_dtype():
@@ -138,7 +140,7 @@ def test_a_scaled_step_and_a_cache_of_another_dtype():
     output, cache = run(jax.jit(functools.partial(dense_step, scale=0.5)), cache, inputs, [4, 3])
     assert output.dtype == jnp.float32
     assert cache.key.dtype == jnp.bfloat16
-    np.testing.assert_allclose(output, dense_attention(*inputs, causal=True, scale=0.5), atol=0.05)
+    np.testing.assert_allclose(output, attend(*inputs, causal=True, scale=0.5), atol=0.05)
 
 
 def test_one_trace_serves_every_step():

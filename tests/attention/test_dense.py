@@ -1,5 +1,7 @@
 """Dense attention by hand-computed numbers, its biases, its dropout and its choice of an implementation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,16 @@ IMPLEMENTATIONS = {
     "blocks_of_2": {"implementation": "blockwise", "block_size": 2},
 }
 each_implementation = pytest.mark.parametrize("form", IMPLEMENTATIONS.values(), ids=list(IMPLEMENTATIONS))
+# Where a case is smaller than the usual block, blocks of 2 are the harder half of the same form.
+each_program = pytest.mark.parametrize(
+    "form",
+    [
+        IMPLEMENTATIONS["xla"],
+        pytest.param(IMPLEMENTATIONS["blockwise"], marks=pytest.mark.slow),
+        IMPLEMENTATIONS["blocks_of_2"],
+    ],
+    ids=list(IMPLEMENTATIONS),
+)
 
 
 def ramp(length, width=1):
@@ -31,14 +43,15 @@ def test_a_row_without_keys_is_zero_and_passes_no_gradient(form):
     query, key = np.ones((1, 2, 1, 4), np.float32), np.ones((1, 3, 1, 4), np.float32)
     mask = np.array([[True, True, False], [False, False, False]])
 
-    def attend(*inputs):
-        return dense_attention(*inputs, mask=mask, **form)
+    @jax.jit
+    def attend(counted, *inputs):
+        output, pull = jax.vjp(lambda *inputs: dense_attention(*inputs, mask=mask, **form), *inputs)
+        return output, pull(jnp.broadcast_to(counted.reshape(1, 2, 1, 1), output.shape))
 
-    output = attend(query, key, ramp(3, 4))
+    output, gradients = attend(np.ones(2, np.float32), query, key, ramp(3, 4))
     np.testing.assert_allclose(output[0, :, 0], [[2, 3, 4, 5], [0, 0, 0, 0]], atol=1e-6)
-    gradients = jax.jit(jax.grad(lambda *inputs: attend(*inputs).sum(), (0, 1, 2)))(query, key, ramp(3, 4))
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    of_row_1 = jax.jit(jax.grad(lambda *inputs: attend(*inputs)[:, 1].sum(), (0, 1, 2)))(query, key, ramp(3, 4))
+    _, of_row_1 = attend(np.array([0, 1], np.float32), query, key, ramp(3, 4))
     assert not any(gradient.any() for gradient in of_row_1)
 
 
@@ -46,7 +59,8 @@ def test_a_row_without_keys_is_zero_and_passes_no_gradient(form):
 def test_padding_and_causal_masks_together_in_float16(form):
     ones = np.ones((1, 3, 1, 4), np.float16)
     value = np.arange(12, dtype=np.float16).reshape(1, 3, 1, 4)
-    output = dense_attention(ones, ones, value, causal=True, key_mask=np.array([[0, 0, 1]]), **form)
+    run = jax.jit(lambda *inputs: dense_attention(*inputs, causal=True, key_mask=np.array([[0, 0, 1]]), **form))
+    output = run(ones, ones, value)
     np.testing.assert_array_equal(output[0, :, 0], [[0] * 4, [0] * 4, [8, 9, 10, 11]])
 
 
@@ -56,25 +70,37 @@ def test_a_bias_row_of_minus_infinity_gives_zeros(form):
     bias[1] = -np.inf
     bias[0, 2] = -np.inf
 
-    def attend(value, bias):
-        return dense_attention(zeros(2), zeros(3), value, bias=bias, **form)
+    @jax.jit
+    def attend(*inputs):
+        def loss(value, bias):
+            output = dense_attention(zeros(2), zeros(3), value, bias=bias, **form)
+            return output.sum(), output
 
-    np.testing.assert_allclose(attend(ramp(3), bias)[0, :, 0, 0], [0.5, 0.0], atol=1e-6)
-    gradients = jax.jit(jax.grad(lambda *inputs: attend(*inputs).sum(), (0, 1)))(
-        jnp.asarray(ramp(3)), jnp.asarray(bias)
-    )
+        return jax.grad(loss, (0, 1), has_aux=True)(*inputs)
+
+    gradients, output = attend(ramp(3), bias)
+    np.testing.assert_allclose(output[0, :, 0, 0], [0.5, 0.0], atol=1e-6)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert not gradients[1][1].any()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (1, 2, 4, 4), (4,), (4, 4), (2, 4, 4)], ids=str)
-@pytest.mark.parametrize("dtype", [bool, np.int32, np.uint8])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(shape, bool) for shape in [(1, 1, 1, 4), (1, 2, 4, 4), (4,), (4, 4), (2, 4, 4)]]
+    + [((1, 2, 4, 4), dtype) for dtype in (np.int32, np.uint8)],
+    ids=str,
+)
 def test_a_mask_means_the_same_in_every_form(shape, dtype):
     query = np.zeros((1, 4, 2, 1), np.float32)
     mask = np.broadcast_to(np.array([5, 7, 0, 0]) != 0, shape).astype(dtype)
-    weights = dense_attention_weights(query, query, mask=mask)
+
+    @jax.jit
+    def run(query, mask):
+        outputs = [dense_attention(query, query, query + 1, mask=mask, **form) for form in IMPLEMENTATIONS.values()]
+        return dense_attention_weights(query, query, mask=mask), outputs
+
+    weights, outputs = run(query, mask)
     np.testing.assert_allclose(weights, np.broadcast_to([0.5, 0.5, 0.0, 0.0], (1, 2, 4, 4)))
-    outputs = [dense_attention(query, query, query + 1, mask=mask, **form) for form in IMPLEMENTATIONS.values()]
     for output in outputs:
         np.testing.assert_allclose(output, np.ones((1, 4, 2, 1)), atol=1e-6)
 
@@ -89,8 +115,8 @@ def test_a_mask_that_does_not_broadcast_is_refused_with_both_shapes():
 @each_implementation
 def test_causal_queries_are_the_last_positions(form):
     value = ramp(4) + 1
-    one = dense_attention(zeros(1), zeros(4), value, causal=True, **form)
-    two = dense_attention(zeros(2), zeros(4), value, causal=True, **form)
+    run = jax.jit(lambda query: dense_attention(query, zeros(4), value, causal=True, **form))
+    one, two = run(zeros(1)), run(zeros(2))
     np.testing.assert_allclose(one.ravel(), [2.5], atol=1e-6)
     np.testing.assert_allclose(two.ravel(), [2.0, 2.5], atol=1e-6)
 
@@ -114,7 +140,7 @@ BIASES = {
 
 
 @pytest.mark.parametrize("shape", BIASES.values(), ids=list(BIASES))
-@each_implementation
+@each_program
 def test_gradient_of_a_bias_array_equals_the_oracle(form, shape):
     bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     case = draw(causal=True, bias=bias)
@@ -140,24 +166,27 @@ def make_biases():
     }
 
 
-@pytest.mark.parametrize("name", list(make_biases()))
-@each_implementation
-def test_a_bias_of_positions_is_its_array_with_gradients(form, name):
+@functools.cache
+def with_bias_of_positions(name, form, evaluate):
+    """(gradient by the bias, output) of a case with irregular positions; `evaluate` gives the bias as an array."""
     case = draw(causal=True)
     query_positions = np.random.default_rng(5).integers(0, 30, (2, 7)).astype(np.int32)
     key_positions = np.random.default_rng(6).integers(0, 30, (2, 11)).astype(np.int32)
     given = {"causal": True, "query_positions": query_positions, "key_positions": key_positions}
 
-    def loss(bias, form, evaluate):
+    def loss(bias):
         array = bias(query_positions, key_positions) if evaluate else bias
-        output = dense_attention(*case.inputs, **given, bias=array, **form)
+        output = dense_attention(*case.inputs, **given, bias=array, **IMPLEMENTATIONS[form])
         return (output * case.d_output).sum(), output
 
-    bias = make_biases()[name]
-    gradient, output = jax.jit(jax.grad(lambda b: loss(b, form, False), has_aux=True))(bias)
-    expected, expected_output = jax.jit(jax.grad(lambda b: loss(b, {"implementation": "xla"}, True), has_aux=True))(
-        bias
-    )
+    return jax.jit(jax.grad(loss, has_aux=True))(make_biases()[name])
+
+
+@pytest.mark.parametrize("name", list(make_biases()))
+@pytest.mark.parametrize("form", ["xla", pytest.param("blockwise", marks=pytest.mark.slow), "blocks_of_2"])
+def test_a_bias_of_positions_is_its_array_with_gradients(form, name):
+    gradient, output = with_bias_of_positions(name, form, evaluate=False)
+    expected, expected_output = with_bias_of_positions(name, "xla", evaluate=True)
     np.testing.assert_allclose(output, expected_output, atol=1e-5)
     for got, want in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected)):
         np.testing.assert_allclose(got, want, atol=1e-4)
@@ -231,7 +260,7 @@ def longer(form):
     return {"block_size": 24} if "block_size" in form else {}
 
 
-@each_implementation
+@each_program
 def test_dropout_is_the_same_in_the_backward_pass(form, rng):
     case = draw(batch=3, causal=True)
     direction = np.random.default_rng(1).standard_normal(case.value.shape).astype(np.float32)
@@ -241,11 +270,11 @@ def test_dropout_is_the_same_in_the_backward_pass(form, rng):
     def attend(key, value):
         return dense_attention(query, key, value, causal=True, dropout_rate=0.4, rng=rng, **form)
 
+    slopes, gradient = jax.jit(jax.grad(lambda k, v: (attend(k, v) * case.d_output).sum(), (0, 1)))(key, value)
     # The output is linear in the value, so the gradient must reproduce it exactly.
-    gradient = jax.jit(jax.grad(lambda v: (attend(key, v) * case.d_output).sum()))(value)
     np.testing.assert_allclose((gradient * direction).sum(), (attend(key, direction) * case.d_output).sum(), rtol=1e-4)
     step = 1e-2 * np.random.default_rng(2).standard_normal(case.key.shape).astype(np.float32)
-    slope = (jax.jit(jax.grad(lambda k: (attend(k, value) * case.d_output).sum()))(key) * step).sum()
+    slope = (slopes * step).sum()
     change = ((attend(key + step, value) - attend(key - step, value)) * case.d_output).sum() / 2
     np.testing.assert_allclose(slope, change, rtol=2e-3)
 

@@ -23,6 +23,8 @@ from jaxformer.attention import (
 )
 from jaxformer.attention.unit_length import unit_length
 
+weigh_shared = jax.jit(shared_query_key_attention_weights, static_argnames="causal")
+
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
@@ -49,10 +51,11 @@ def grid(*numbers):
     ],
 )
 def test_kernels_by_hand(kernel, wanted):
-    weights = kernel_attention_weights(grid(0.0), grid(0.0, 0.5, 2.0), kernel=kernel)
+    weigh = jax.jit(lambda key, width: kernel_attention_weights(grid(0.0), key, kernel=kernel, width=width))
+    weights = weigh(grid(0.0, 0.5, 2.0), 1.0)
     np.testing.assert_allclose(weights[0, 0, 0], np.array(wanted) / np.sum(wanted), rtol=1e-6)
     # Twice the width at twice the distances.
-    wide = kernel_attention_weights(grid(0.0), grid(0.0, 1.0, 4.0), kernel=kernel, width=2)
+    wide = weigh(grid(0.0, 1.0, 4.0), 2.0)
     np.testing.assert_allclose(wide, weights, rtol=1e-6)
 
 
@@ -74,8 +77,13 @@ def test_a_query_out_of_reach_gets_zeros_but_a_gaussian_finds_the_nearest():
 def test_a_gaussian_over_keys_of_equal_length_is_dense_attention():
     query, key = normal(2, 5, 4, 3), normal(2, 7, 2, 3, seed=1)
     key = key / np.linalg.norm(key, axis=-1, keepdims=True)
-    weights = kernel_attention_weights(query, key, width=0.7)
-    np.testing.assert_allclose(weights, dense_attention_weights(query, key, scale=1 / 0.49), atol=1e-6)
+    weights, dense = jax.jit(
+        lambda *tensors: (
+            kernel_attention_weights(*tensors, width=0.7),
+            dense_attention_weights(*tensors, scale=1 / 0.49),
+        )
+    )(query, key)
+    np.testing.assert_allclose(weights, dense, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -117,7 +125,7 @@ def test_regression_finds_the_curve_and_leaving_out_learns_the_width():
 
 def test_leave_one_out_hides_each_key_from_itself():
     key = normal(2, 6, 1, 3)
-    weights = kernel_attention_weights(key, key, leave_one_out=True, causal=True)
+    weights = jax.jit(lambda key: kernel_attention_weights(key, key, leave_one_out=True, causal=True))(key)
     assert not np.diagonal(weights, axis1=2, axis2=3).any()
     np.testing.assert_allclose(weights.sum(-1)[:, 0, 1:], 1, rtol=1e-6)
     assert not weights[:, :, 0].any()
@@ -186,9 +194,11 @@ def test_additive_weights_by_hand():
 def test_without_a_nonlinearity_the_query_cancels():
     query, key = normal(2, 5, 2, 3), normal(2, 7, 1, 4, seed=1)
     kernel, vector = normal(7, 6, seed=2), normal(6, seed=3)
-    weights = concat_attention_weights(query, key, kernel=kernel, score_vector=vector, activation="identity")
+    given = {"kernel": kernel, "score_vector": vector}
+    weigh = jax.jit(functools.partial(concat_attention_weights, **given), static_argnames="activation")
+    weights = weigh(query, key, activation="identity")
     np.testing.assert_allclose(weights, np.broadcast_to(weights[:, :1, :1], weights.shape), atol=1e-6)
-    bent = concat_attention_weights(query, key, kernel=kernel, score_vector=vector)
+    bent = weigh(query, key)
     assert abs(bent - bent[:, :, :1]).max() > 0.05
     with pytest.raises(ValueError, match="activation is 'relu'"):
         concat_attention_weights(query, key, kernel=kernel, score_vector=vector, activation="relu")
@@ -197,11 +207,11 @@ def test_without_a_nonlinearity_the_query_cancels():
 def test_queries_and_keys_may_have_different_features():
     query, key, value = normal(2, 5, 4, 3), normal(2, 7, 2, 6, seed=1), normal(2, 7, 2, 8, seed=2)
     kernel = normal(4, 3, 6, seed=3)
-    weights = bilinear_attention_weights(query, key, kernel=kernel)
+    weights = jax.jit(functools.partial(bilinear_attention_weights, kernel=kernel))(query, key)
     logits = np.einsum("btnh,nhk,bsnk->bnts", query, kernel, key.repeat(2, 2))
     np.testing.assert_allclose(weights, jax.nn.softmax(logits, axis=-1), atol=1e-6)
     kernels = {"query_kernel": normal(4, 3, 5), "key_kernel": normal(2, 6, 5, seed=4), "score_vector": normal(4, 5)}
-    output = additive_attention(query, key, value, **kernels, causal=True)
+    output = jax.jit(functools.partial(additive_attention, **kernels, causal=True))(query, key, value)
     parts = np.einsum("btnh,nhm->bntm", query, kernels["query_kernel"])[:, :, :, None]
     parts = parts + np.einsum("bskh,khm->bksm", key, kernels["key_kernel"]).repeat(2, 1)[:, :, None]
     logits = np.einsum("bntsm,nm->bnts", np.tanh(parts), kernels["score_vector"])
@@ -231,19 +241,19 @@ def test_memory_of_the_hidden_units_is_never_length_by_length():
 
 def test_a_token_sees_itself_only_in_need():
     query_key = normal(2, 4, 2, 3)
-    causal = shared_query_key_attention_weights(query_key, causal=True)
+    causal = weigh_shared(query_key, causal=True)
     np.testing.assert_array_equal(causal[:, :, 0], np.broadcast_to([1, 0, 0, 0], (2, 2, 4)))
     assert not np.diagonal(causal, axis1=2, axis2=3)[..., 1:].any()
     # Segments of one token, and a token whose only neighbour is padding.
     segments = np.array([[1, 2, 2, 3], [1, 1, 2, 2]])
     key_mask = np.array([[1, 1, 1, 1], [1, 0, 1, 1]])
-    weights = shared_query_key_attention_weights(query_key, query_segments=segments, key_mask=key_mask)
+    weights = weigh_shared(query_key, query_segments=segments, key_mask=key_mask)
     alone = np.array([[1, 0, 0, 1], [1, 0, 0, 0]], bool)
     diagonal = np.diagonal(weights, axis1=2, axis2=3).swapaxes(1, 2)
     np.testing.assert_array_equal(diagonal, np.broadcast_to(alone[:, :, None], diagonal.shape))
     assert not weights[1, :, 1].any()
     value = normal(2, 4, 2, 5, seed=1)
-    output = shared_query_key_attention(query_key, value, query_segments=segments, key_mask=key_mask)
+    output = jax.jit(shared_query_key_attention)(query_key, value, query_segments=segments, key_mask=key_mask)
     np.testing.assert_allclose(output, np.einsum("bnts,bsnv->btnv", weights, value), atol=1e-6)
 
 
@@ -265,17 +275,21 @@ def test_keys_have_unit_length_and_a_zero_vector_a_finite_gradient():
 def test_unit_vectors_and_their_gradients_are_right_at_any_scale(exponent):
     vector, outer = np.array([3.0, -4.0, 0.0]), np.array([1.0, 0.5, -2.0])
     scaled = jnp.asarray(vector * 10.0**exponent, jnp.float32)
-    unit, pull = jax.vjp(unit_length, scaled)
-    np.testing.assert_allclose(unit, vector / 5, rtol=1e-6)
-    slope = (outer - vector / 5 * (vector / 5 @ outer)) / 5
+
+    @jax.jit
+    def run(vector, outer):
+        unit, pull = jax.vjp(unit_length, vector)
+        return unit, *pull(outer)
+
     # Times the length, as 1e-38 is no normal number.
     large = np.float32(10.0 ** max(exponent, 0))
-    np.testing.assert_allclose(
-        pull(jnp.asarray(outer * large, jnp.float32))[0] * scaled[0] / large, 3 * slope, rtol=1e-5
-    )
-    unit, pull = jax.vjp(unit_length, jnp.zeros(3, jnp.float32))
+    unit, pulled = run(scaled, jnp.asarray(outer * large, jnp.float32))
+    np.testing.assert_allclose(unit, vector / 5, rtol=1e-6)
+    slope = (outer - vector / 5 * (vector / 5 @ outer)) / 5
+    np.testing.assert_allclose(pulled * scaled[0] / large, 3 * slope, rtol=1e-5)
+    unit, pulled = run(jnp.zeros(3, jnp.float32), jnp.ones(3, jnp.float32))
     np.testing.assert_array_equal(unit, np.zeros(3))
-    assert np.isfinite(pull(jnp.ones(3, jnp.float32))[0]).all()
+    assert np.isfinite(pulled).all()
 
 
 def test_memory_of_shared_queries_and_keys_is_linear():

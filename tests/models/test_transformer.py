@@ -141,7 +141,7 @@ def test_post_norm_encoder_equals_the_paper_written_plainly():
     table[:, 0::2], table[:, 1::2] = np.sin(angles), np.cos(angles)
     embedding = np.float64(params["token_embedding"]["embedding"])
     expected = _numpy_post_norm_encoder(params["encoder"], embedding[tokens] * np.sqrt(12) + table, heads=3)
-    hidden, _ = model.apply({"params": params}, tokens, method="hidden")
+    hidden, _ = jax.jit(lambda params: model.apply({"params": params}, tokens, method="hidden"))(params)
     np.testing.assert_allclose(hidden, expected, atol=2e-5)
 
 

@@ -46,7 +46,8 @@ def train(mesh):
     shardings, replicated = state_shardings(abstract_state(model, optimizer, make_batch(0)), mesh)
     state = init_state(model, optimizer, 5, make_batch(0), shardings)
     step = make_train_step(model, OBJECTIVES["language_model"], optimizer, schedule, accumulation_steps=2)
-    before = gathered(state, mesh)
+    gathered = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    before = whole(gathered(state))
     part, parts = data_shard(mesh)
     rows = slice(part * ROWS // parts, (part + 1) * ROWS // parts)
     batches = [
@@ -57,7 +58,7 @@ def train(mesh):
     for batch in batches:
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
-    after = gathered(state, mesh)
+    after = whole(gathered(state))
     layouts = {name: str(leaf.sharding.spec) for name, leaf in flat(state).items()}
     kinds = [kind for kind in COLLECTIVES if f" {kind}" in step.as_text()]
     return {"losses": losses, "before": before, "after": after, "layouts": layouts, "kinds": kinds, "list": replicated}
@@ -68,10 +69,9 @@ def flat(tree):
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def gathered(tree, mesh):
-    """Every array by its path, whole in every process."""
-    whole = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
-    return {name: np.asarray(leaf) for name, leaf in flat(whole).items()}
+def whole(tree):
+    """Every array by its path, of a tree that is whole in every process."""
+    return {name: np.asarray(leaf) for name, leaf in flat(tree).items()}
 
 
 def largest_difference(left, right):

@@ -47,7 +47,11 @@ def test_cache_lies_under_the_cache_folder_by_version_and_processor(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [lambda old: old[: len(old) // 2], lambda old: b"", lambda old: zlib.compress(b"no program")],
+    [
+        lambda old: old[: len(old) // 2],
+        pytest.param(lambda old: b"", marks=pytest.mark.slow),
+        lambda old: zlib.compress(b"no program"),
+    ],
     ids=["torn", "empty", "no program"],
 )
 def test_unreadable_entry_is_met_once_at_most(tmp_path, content):
