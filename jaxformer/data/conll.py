@@ -56,7 +56,7 @@ class TaggingExamples:
 
     sentences: TaggedSentences
     rows: ExampleRows
-    firsts: Sequence[Int64[np.ndarray, " words"]]
+    firsts: Sequence[Int64[np.ndarray, " _"]]
 
     def __len__(self) -> int:
         return len(self.sentences)

@@ -29,7 +29,7 @@ class Windows:
 
     question: Int64[np.ndarray, " R"]
     place: Int64[np.ndarray, " R"]
-    spans: Sequence[Int64[np.ndarray, "n 2"]]
+    spans: Sequence[Int64[np.ndarray, "_ 2"]]
 
 
 @dataclass(frozen=True, eq=False)
