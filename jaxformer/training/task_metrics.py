@@ -4,9 +4,10 @@ import collections
 import importlib
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
+from jaxtyping import Float
 
 from jaxformer.training.overrides import ConfigError
 
@@ -57,7 +58,9 @@ def classification_metrics(predictions: Sequence[str], labels: Sequence[str]) ->
     return figures
 
 
-def regression_metrics(predictions: Sequence[float], labels: Sequence[float]) -> dict[str, float]:
+def regression_metrics(
+    predictions: Sequence[float] | Float[np.ndarray, " N"], labels: Sequence[float] | Float[np.ndarray, " N"]
+) -> dict[str, float]:
     """Pearson's and Spearman's correlation, by SciPy, and the mean squared error.
 
     Returns:
@@ -177,6 +180,6 @@ def best_threshold(
     return threshold, float(totals[best] / len(totals[1:]))
 
 
-def _check_counts(predictions: Sequence[object], labels: Sequence[object]) -> None:
+def _check_counts(predictions: Sized, labels: Sized) -> None:
     if len(predictions) != len(labels) or not len(labels):
         raise ValueError(f"predictions and labels are {(len(predictions), len(labels))}; must be as many, one or more.")
