@@ -11,6 +11,7 @@ import os
 import platform
 import sysconfig
 import tokenize
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,7 +251,7 @@ def read_bytes(file: Path) -> bytes:
             with gzip.open(file) as stream:
                 return stream.read()
         return file.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} cannot be read: {error}.") from error
 
 

@@ -146,7 +146,8 @@ def evaluate_run(
     workdir = Path(workdir)
     if any(override.startswith(("data.name=", "data.path=")) for override in overrides):
         whole = {"validation_fraction": 1.0, "validation_bytes": None}
-        known = read_run(workdir).data
+        own = read_run(workdir)
+        known = () if translates(own) else own.data  # pairs name their files split by split
         overrides = [*(f"data.{name}={value}" for name, value in whole.items() if name in known), *overrides]
     config = read_run(workdir, overrides)
     mesh = make_mesh(**config.mesh)
