@@ -127,18 +127,26 @@ def compiled(name: str, variant: str, causal: bool) -> Callable:
     return jax.jit(run)
 
 
-def expected(row: Row, options: dict[str, Any], inputs: Inputs, key_mask: Any, causal: bool, d_output: Any) -> tuple:
+def expected(name: str, variant: str, inputs: Inputs, key_mask: Any, causal: bool, d_output: Any) -> tuple:
     """(output, gradients, weights) of the oracle, computed in float64 as numpy arrays."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         wide = {name: _widen(array) for name, array in inputs.items()}
+        return jax.tree.map(
+            np.asarray, _compiled_oracle(name, variant, causal)(wide, jnp.asarray(key_mask), _widen(d_output))
+        )
 
-        @jax.jit
-        def run(wide: Inputs, key_mask: jax.Array, d_output: jax.Array) -> tuple:
-            oracle = functools.partial(row.oracle, key_mask=key_mask, causal=causal, **options)
-            output, gradients = with_gradients(lambda inputs: oracle(inputs)[0], wide, d_output)
-            return output, gradients, oracle(wide)[1]
 
-        return jax.tree.map(np.asarray, run(wide, jnp.asarray(key_mask), _widen(d_output)))
+@functools.cache
+def _compiled_oracle(name: str, variant: str, causal: bool) -> Callable:
+    """(inputs, key_mask, d_output) to (output, gradients, weights): compiled once for all tests of a variant."""
+    row = rows()[name]
+
+    def run(inputs: Inputs, key_mask: jax.Array, d_output: jax.Array) -> tuple:
+        oracle = functools.partial(row.oracle, key_mask=key_mask, causal=causal, **row.variants[variant])
+        output, gradients = with_gradients(lambda inputs: oracle(inputs)[0], inputs, d_output)
+        return output, gradients, oracle(inputs)[1]
+
+    return jax.jit(run)
 
 
 def _widen(array: Any) -> jax.Array:

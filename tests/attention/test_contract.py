@@ -106,7 +106,7 @@ def test_values_and_gradients_equal_the_oracle(name, variant, causal):
     row = setting.row
     got, gradients = compiled(name, variant, causal)(setting.inputs, setting.key_mask, setting.d_output)
     want, wanted_gradients, weights = expected(
-        row, row.variants[variant], setting.inputs, setting.key_mask, causal, setting.d_output
+        name, variant, setting.inputs, setting.key_mask, causal, setting.d_output
     )
     assert got.dtype == jnp.float32
     assert got.shape == setting.d_output.shape
@@ -137,9 +137,7 @@ def test_a_value_reaches_exactly_the_queries_that_see_it(name, variant, causal):
     setting = Setting(name, causal=causal)
     row, sizes = setting.row, setting.sizes
     run = compiled(name, variant, causal)
-    _, _, weights = expected(
-        row, row.variants[variant], setting.inputs, setting.key_mask, causal, np.zeros_like(setting.d_output)
-    )
+    _, _, weights = expected(name, variant, setting.inputs, setting.key_mask, causal, np.zeros_like(setting.d_output))
     group = sizes.heads // sizes.kv_heads
     seen = (weights.reshape(sizes.batch, sizes.kv_heads, group, sizes.queries, sizes.keys) != 0).any(2)
     for query in range(sizes.queries):
@@ -261,9 +259,7 @@ def test_any_length(name, variant):
     row = ROWS[name]
     for length in row.lengths:
         setting = Setting(name, queries=length, keys=length)
-        want, _, _ = expected(
-            row, row.variants[variant], setting.inputs, setting.all_keys, setting.causal, setting.d_output
-        )
+        want, _, _ = expected(name, variant, setting.inputs, setting.all_keys, setting.causal, setting.d_output)
         got = setting.forward(variant, causal=setting.causal)
         assert got.shape == want.shape
         close(got, want, row, err_msg=f"length {length}")
