@@ -16,12 +16,13 @@ print(keep_freed_memory())
 import jax, jax.numpy as jnp
 x = jnp.ones((4096, 64))
 step = jax.jit(lambda x: (jnp.sin(x @ x.T) @ x).sum())
-for _ in range(3):
+faults = []
+for _ in range(9):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     step(x).block_until_ready()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(4):
-    step(x).block_until_ready()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+# The first steps meet pages, and where the last step's memory is not free yet.
+print(min(faults))
 """
 
 
@@ -40,7 +41,7 @@ def test_a_step_meets_no_pages_anew():
         pytest.skip("not the GNU C library")
     _, usual = _run(**{SWITCH: "0"})
     assert usual > 10_000
-    assert faults < usual / 3
+    assert faults < usual / 20
 
 
 @pytest.mark.parametrize("name", [SWITCH, "GLIBC_TUNABLES"])
