@@ -13,10 +13,16 @@ from jaxformer.data.packed_pairs import PackedPairRows
 from jaxformer.data.packing import join_documents
 from jaxformer.data.pair_rows import PairRows
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.data.vocabulary import has_sentinels
 
 
 def decoder_start(tokenizer: Tokenizer) -> int:
-    """The id that a decoder begins with: the start, or else the end, or else padding."""
+    """The id that a decoder begins with: the start, or else the end, or else padding.
+
+    With sentinels it is padding, as in T5 (Raffel et al. 2020, arXiv:1910.10683), whose vocabulary has no start.
+    """
+    if has_sentinels(tokenizer):
+        return tokenizer.pad_id
     return next(token for token in (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) if token is not None)
 
 

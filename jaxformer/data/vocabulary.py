@@ -44,9 +44,14 @@ def with_mask(tokenizer: Tokenizer) -> SubwordTokenizer:
 def with_sentinels(tokenizer: Tokenizer, count: int = 100) -> SubwordTokenizer:
     """The tokenizer, with the sentinels of T5 at the end of its vocabulary if it has none: ``<extra_id_0>`` is last."""
     subword = _as_subword(tokenizer)
-    if "<extra_id_0>" in subword.backend.get_vocab():
+    if has_sentinels(subword):
         return subword
     return with_tokens(subword, [f"<extra_id_{number}>" for number in reversed(range(count))])
+
+
+def has_sentinels(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer has the sentinels of T5: its first, ``<extra_id_0>``."""
+    return isinstance(tokenizer, SubwordTokenizer) and tokenizer.backend.token_to_id("<extra_id_0>") is not None
 
 
 def mask_id(tokenizer: Tokenizer) -> int:

@@ -16,6 +16,7 @@ from jaxformer.data import (
     load_pairs,
     train_tokenizer,
 )
+from jaxformer.data.vocabulary import with_sentinels
 
 SMALL = {"train_examples": 9, "validation_examples": 5, "test_examples": 7}
 
@@ -192,6 +193,15 @@ def test_ids_end_and_the_decoder_begins_with_start_end_or_padding(files):
     assert data.start_id == 256
     assert data.train_rows.batch(np.array([0]), 0)["tokens"][0, :3].tolist() == [256, *b"a "]
     assert load_pair_data(name="copy_pairs", **SMALL).start_id == 11
+
+
+def test_the_decoder_of_a_tokenizer_with_sentinels_begins_with_padding_as_t5s(files):
+    data = load_pair_data(name="parallel", tokenizer=with_sentinels(ByteTokenizer(), 3), batching="padded", **files)
+    assert data.start_id == 258
+    batch = data.train_rows.batch(np.array([0]), 0)
+    assert batch["targets"][0].tolist() == [*b"a dog", 257, *[-100] * (batch["targets"].shape[1] - 6)]
+    assert batch["tokens"][0, :7].tolist() == [258, *b"a dog", 257]
+    assert set(batch["tokens"][0, 7:].tolist()) <= {258}
 
 
 def test_long_pairs_are_left_out_of_training_alone(files):

@@ -133,7 +133,7 @@ def test_span_rows_rebuild_the_text(file):
     assert tokenizer.vocab_size == 359
     sentinels = sentinel_ids(tokenizer).tolist()
     assert sentinels == list(range(358, 258, -1))
-    assert data.start_id == tokenizer.bos_id
+    assert data.start_id == tokenizer.pad_id
     text = []
     for batch in eval_batches(data.validation_rows, batch_size=4):
         assert sorted(batch) == ["key_mask", "source", "source_mask", "targets", "tokens"]
