@@ -7,8 +7,8 @@ micro-batches, devices and evaluation batches add up to the exact figure of one 
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,78 +24,34 @@ from jaxformer.training.auxiliary import (
     token_loss,
     vanishing_weights,
 )
-
-MODEL_INPUTS = (
-    "tokens",
-    "positions",
-    "segments",
-    "key_mask",
-    "source",
-    "source_mask",
-    "source_positions",
-    "source_segments",
+from jaxformer.training.masked_objective import masked_language_model_objective
+from jaxformer.training.objective_parts import (
+    MODEL_INPUTS,
+    Objective,
+    ObjectiveOutput,
+    apply_model,
+    auxiliary_figures,
+    model_inputs,
+    weighted_total,
 )
-"""The entries of a batch that a model reads, under the names of its call's arguments."""
+from jaxformer.training.task_objectives import (
+    answer_tokens_objective,
+    answers_objective,
+    classification_objective,
+    regression_objective,
+    tagging_objective,
+)
 
-
-class ObjectiveOutput(NamedTuple):
-    """What one batch contributes to a step.
-
-    Attributes:
-      loss_sum: float32 scalar to differentiate: summed over supervised tokens, not averaged.
-      weight_sum: float32 scalar: how many supervised tokens (their weights' sum) stand behind ``loss_sum``.
-      metrics: name to (sum, count), each a float32 scalar; a figure is sum / count over all batches seen.
-      model_state: the model's variables that are not parameters, after the batch.
-    """
-
-    loss_sum: Float[Array, ""]
-    weight_sum: Float[Array, ""]
-    metrics: dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
-    model_state: dict[str, Any]
-
-
-def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Selects what the model's call reads from a batch; targets and weights stay outside the model."""
-    return {name: batch[name] for name in MODEL_INPUTS if name in batch}
-
-
-def apply_model(
-    model: nn.Module,
-    params: Any,
-    model_state: Mapping[str, Any],
-    batch: Mapping[str, Any],
-    *,
-    rng: jax.Array | None,
-    deterministic: bool,
-    method: str | None = None,
-    readout: Callable | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """Runs a model on a batch.
-
-    Args:
-      model: a Linen module called with the entries of ``MODEL_INPUTS`` and ``deterministic``.
-      params: its parameters.
-      model_state: its other variable collections; frozen where ``deterministic``.
-      batch: arrays by name.
-      rng: typed PRNG key of the dropout masks; None in evaluation.
-      deterministic: True in evaluation.
-      method: of the module, in place of its call.
-      readout: of a method that takes one: what is called with every layer's output.
-
-    Returns:
-      The model's output and its state after the batch.
-    """
-    mutable = [] if deterministic else list(model_state)
-    output, new_state = model.apply(
-        {"params": params, **model_state},
-        **model_inputs(batch),
-        deterministic=deterministic,
-        rngs=None if rng is None else {"dropout": rng},
-        mutable=mutable,
-        method=method,
-        **({} if readout is None else {"readout": readout}),
-    )
-    return output, {**model_state, **new_state}
+__all__ = [
+    "MODEL_INPUTS",
+    "OBJECTIVES",
+    "Objective",
+    "ObjectiveOutput",
+    "apply_model",
+    "language_model_objective",
+    "model_inputs",
+    "weighted_total",
+]
 
 
 def language_model_objective(
@@ -191,10 +147,8 @@ def language_model_objective(
     else:
         (hidden, aux), model_state = run(method="hidden")
         sums = _last_layer_sums(model, params, hidden, batch["targets"], chunk_size, options)
-    losses = {name: jnp.sum(loss) for name, loss in aux.losses.items()}
-    metrics = {"accuracy": (sums.num_correct, sums.weight_sum)}
-    metrics |= {name: (loss * sums.weight_sum, sums.weight_sum) for name, loss in losses.items()}
-    metrics |= {name: (total.sum(), count.sum()) for name, (total, count) in aux.metrics.items()}
+    losses, metrics = auxiliary_figures(aux, sums.weight_sum)
+    metrics = {"accuracy": (sums.num_correct, sums.weight_sum), **metrics}
     loss_sum = sums.loss_sum
     if not deterministic:
         loss_sum = loss_sum + sums.z_loss_sum + sums.weight_sum * weighted_total(losses, loss_weights or {})
@@ -257,21 +211,12 @@ def _last_layer_sums(
     )
 
 
-def weighted_total(losses: Mapping[str, jax.Array], loss_weights: Mapping[str, float]) -> Float[Array, ""]:
-    """Adds named auxiliary losses, each times its weight (1 where none is given).
-
-    Raises:
-      ValueError: a weight's name is not among the losses.
-    """
-    unknown = sorted(set(loss_weights) - set(losses))
-    if unknown:
-        raise ValueError(f"loss_weights names {unknown}, but the model returns the losses {sorted(losses)}")
-    total = jnp.zeros((), jnp.float32)
-    for name, loss in losses.items():
-        total = total + loss_weights.get(name, 1.0) * loss
-    return total
-
-
-Objective = Callable[..., ObjectiveOutput]
-
-OBJECTIVES: dict[str, Objective] = {"language_model": language_model_objective}
+OBJECTIVES: dict[str, Objective] = {
+    "answer_tokens": answer_tokens_objective,
+    "answers": answers_objective,
+    "classification": classification_objective,
+    "language_model": language_model_objective,
+    "masked_language_model": masked_language_model_objective,
+    "regression": regression_objective,
+    "tagging": tagging_objective,
+}
