@@ -1,7 +1,7 @@
 """Text, tasks and pictures to batches: tokenizers, datasets, packing and pipelines (NumPy and grain; no device)."""
 
 from jaxformer.data.algorithmic import AlgorithmicData, TaskExamples, TaskRows, load_algorithmic_data
-from jaxformer.data.answers import Answer, Candidate, choose_answers
+from jaxformer.data.answers import Answer, Candidate, choose_answers, choose_token_answers
 from jaxformer.data.baselines import lzma_bits_per_byte, unigram_loss
 from jaxformer.data.byte_tokenizer import ByteTokenizer
 from jaxformer.data.character_tokenizer import CharacterTokenizer
@@ -88,6 +88,7 @@ __all__ = [
     "bucket_widths",
     "check_ids",
     "choose_answers",
+    "choose_token_answers",
     "contact_sheet",
     "data_loader",
     "decoder_start",

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from jaxformer.data.example_rows import ExampleRows
 from jaxformer.data.offsets import encode_with_offsets
@@ -15,6 +15,12 @@ from jaxformer.data.questions import Questions, load_questions
 from jaxformer.data.sentence_pairs import pair_layout
 from jaxformer.data.task_data import TaskData, in_groups, read_splits, task_tokenizer
 from jaxformer.data.tokenizers import Tokenizer
+
+TARGETS = ("spans", "tokens")
+"""How a row says where its answer stands: by two places, or by what each token is."""
+
+START, END, NEITHER = range(3)
+"""What a token of the context is to an answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +47,7 @@ class QuestionExamples:
         rows: ``token_types`` (0, and 1 in the context), ``answer_mask`` (True where an answer may begin or end: in the
             context, and at the first token, which means that the row holds no answer), and ``starts`` and ``ends`` [B],
             the places of the first answer's first and last token in the row, 0 if the row does not hold all of it,
-            -100 where there is no row.
+            -100 where there is no row. Of targets "tokens" they have ``targets`` too, as ``token_targets`` says.
         windows: which piece of its context each row holds.
     """
 
@@ -72,6 +78,25 @@ def answer_tokens(spans: Int64[np.ndarray, "n 2"], first: int, end: int) -> tupl
     return (int(inside[0]), int(inside[-1])) if inside.size else None
 
 
+def token_targets(size: int, context: slice, start: int, end: int) -> Int32[np.ndarray, " size"]:
+    """What each token of a row is to its answer: start 0, end 1, neither 2, and -100 outside the context.
+
+    An answer of one token is a start with no end behind it. So the targets of a row without an answer are all 2, and
+    each answer has targets of its own (``choose_token_answers`` is the way back).
+
+    Args:
+        size: tokens of the row.
+        context: where in it the context stands.
+        start: the place of the answer's first token; 0 = the row holds no answer.
+        end: that of its last token.
+    """
+    targets = np.full(size, IGNORE_LABEL, np.int32)
+    targets[context] = NEITHER
+    if start:
+        targets[end], targets[start] = END, START
+    return targets
+
+
 def encode_questions(
     questions: Questions,
     tokenizer: Tokenizer,
@@ -80,6 +105,7 @@ def encode_questions(
     stride: int,
     question_length: int = 64,
     separators: int = 1,
+    targets: str = "spans",
 ) -> QuestionExamples:
     """Rows ``[CLS] question [SEP] context [SEP]``; a context too long for one is cut into windows that overlap.
 
@@ -91,10 +117,13 @@ def encode_questions(
             is shorter, so that every token is in one.
         question_length: tokens of a question at most; longer ones are cut at their end.
         separators: how many ``[SEP]`` stand between question and context.
+        targets: "spans", or "tokens": rows say of each token of the context whether it is start, end or neither.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or targets is neither.
     """
+    if targets not in TARGETS:
+        raise ValueError(f"targets is {targets!r}; must be one of {', '.join(TARGETS)}.")
     least = question_length + 2 + separators + 1
     if question_length < 1 or length < least:
         raise ValueError(f"length is {length}, must be at least {least} with question_length = {question_length}.")
@@ -116,11 +145,16 @@ def encode_questions(
             found = answer_tokens(spans, first, first + len(text))
         made += [(number, *row) for row in _windows(asked, ids, spans, found, length, stride, marks)]
     owners, places, tokens, types, masks, starts, ends, held = list(zip(*made)) or [()] * 8
+    per_token = {"token_types": (types, 0), "answer_mask": (masks, False)}
+    if targets == "tokens":
+        contexts_at = [slice(place, place + len(spans)) for place, spans in zip(places, held)]
+        wanted = [token_targets(len(ids), *row) for ids, *row in zip(tokens, contexts_at, starts, ends)]
+        per_token["targets"] = (wanted, IGNORE_LABEL)
     rows = ExampleRows(
         tokens,
         (max(map(len, tokens), default=1),),
         tokenizer.pad_id,
-        {"token_types": (types, 0), "answer_mask": (masks, False)},
+        per_token,
         {"starts": (np.array(starts, np.int32), IGNORE_LABEL), "ends": (np.array(ends, np.int32), IGNORE_LABEL)},
     )
     return QuestionExamples(questions, rows, Windows(np.array(owners, np.int64), np.array(places, np.int64), held))
@@ -163,6 +197,7 @@ def load_question_data(
     stride: int = 128,
     question_length: int = 64,
     separators: int = 1,
+    targets: str = "spans",
     num_buckets: int = 4,
     validation_fraction: float = 0.1,
     split_seed: int = 0,
@@ -179,6 +214,7 @@ def load_question_data(
         stride: tokens from the beginning of a window to that of the next.
         question_length: tokens of a question at most.
         separators: how many ``[SEP]`` stand between question and context: 1 of BERT, 2 of RoBERTa.
+        targets: "spans": where an answer begins and ends; "tokens": what each token is to it.
         num_buckets: groups of rows of one width at most.
         validation_fraction: share of the training contexts for validation, in (0, 1), where that has no file.
         split_seed: chooses them.
@@ -201,7 +237,9 @@ def load_question_data(
         split_seed,
     )
     numbers = {"length": length, "stride": stride, "question_length": question_length, "separators": separators}
-    examples = {split: encode_questions(questions, loaded, **numbers) for split, questions in splits.items()}
+    examples = {
+        split: encode_questions(questions, loaded, targets=targets, **numbers) for split, questions in splits.items()
+    }
     given = [bool(question.answers) for question in splits["validation"].questions]
     baselines = f"for scale, on validation: no answer to any question has an exact match of {1 - np.mean(given):.4f}"
     skipped = sum(questions.skipped for questions in splits.values())

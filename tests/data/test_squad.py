@@ -7,6 +7,7 @@ import pytest
 
 from jaxformer.data import (
     choose_answers,
+    choose_token_answers,
     data_loader,
     encode_questions,
     load_question_data,
@@ -16,6 +17,7 @@ from jaxformer.data import (
 )
 from jaxformer.data.answers import best_spans
 from jaxformer.data.offsets import encode_with_offsets
+from jaxformer.data.squad import token_targets
 
 SHARED = Path(os.environ.get("JAXFORMER_SHARED_DATA", Path(__file__).parents[3] / "shared/data"))
 CONTEXT = "In 1912 Émile built a 20-metre tower near Orléans, then sold it.  Nobody knows why he did."
@@ -155,6 +157,57 @@ def test_answers_are_the_best_over_all_windows_and_none_beyond_the_threshold(fil
         choose_answers(examples, starts[1:], ends)
 
 
+def test_what_each_token_is_to_the_answer_is_right_and_leads_back(file):
+    questions = load_questions(file)
+    tokenizer = load_tokenizer("bytes")
+    shape = {"length": 60, "stride": 20, "question_length": 20}
+    examples = encode_questions(questions, tokenizer, targets="tokens", **shape)
+    plain = encode_questions(questions, tokenizer, **shape)
+    assert set(examples.rows.per_token) - set(plain.rows.per_token) == {"targets"}
+    logits = []
+    for row, targets in enumerate(examples.rows.per_token["targets"][0]):
+        start, end = (int(examples.rows.per_row[name][0][row]) for name in ("starts", "ends"))
+        for place, kind in enumerate(targets.tolist()):
+            in_context = place > 0 and examples.rows.per_token["answer_mask"][0][row][place]
+            wanted = {start: 0, end: 1}.get(place, 2) if start else 2
+            assert kind == (wanted if in_context else -100)
+        # Certain of the targets, and of an end in what is not looked at.
+        certain = np.full((examples.rows.length, 3), -5.0)
+        certain[np.arange(len(targets)), np.where(targets == -100, 1, targets)] = 5.0
+        logits.append(certain)
+    batch = examples.rows.batch(np.array([0, len(examples.rows)]), 0)
+    assert (batch["targets"][1] == -100).all()
+    found = choose_token_answers(examples, logits, threshold=0.0)
+    assert [answer.text for answer in found] == ["Émile", "20-metre tower", "", "he did"]
+    assert [answer.null_difference for answer in found] == [-20.0, -20.0, 10.0, -20.0]
+    assert choose_token_answers(examples, logits)[2].text != ""
+    with pytest.raises(ValueError, match="logits are 1; must be"):
+        choose_token_answers(examples, logits[:1])
+    with pytest.raises(ValueError, match="targets is 'both'; must be one of spans, tokens"):
+        encode_questions(questions, tokenizer, targets="both", **shape)
+
+
+def test_an_answer_of_one_token_is_a_start_without_an_end():
+    assert token_targets(7, slice(2, 6), 3, 3).tolist() == [-100, -100, 2, 0, 2, 2, -100]
+    assert token_targets(7, slice(2, 6), 3, 5).tolist() == [-100, -100, 2, 0, 2, 1, -100]
+    assert token_targets(7, slice(2, 6), 0, 0).tolist() == [-100, -100, 2, 2, 2, 2, -100]
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        logits = random.normal(size=(7, 3))
+        log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        # What is likelier than no answer, by the likelihoods of all the targets that may be.
+        tried = []
+        for first in range(2, 6):
+            for last in range(first, 6):
+                targets = token_targets(7, slice(2, 6), first, last)
+                tried.append((sum(log_probs[place, targets[place]] for place in range(2, 6)), first, last))
+        none = log_probs[2:6, 2].sum()
+        starts, ends = (logits[:, kind] - logits[:, 2] for kind in range(2))
+        found = best_spans(starts, ends, np.arange(7) // 2 % 3 > 0, starts, n_best=20, most_tokens=9)
+        assert [span[1:] for span in found] == [span[1:] for span in sorted(tried, reverse=True)]
+        np.testing.assert_allclose([span[0] + none for span in found], sorted([t[0] for t in tried], reverse=True))
+
+
 def test_data_of_a_run(file):
     data = data_loader("squad")(train=(file,), validation=(file,), length=48, stride=16, question_length=20)
     batch = data.train_rows.batch(
@@ -164,6 +217,11 @@ def test_data_of_a_run(file):
     assert batch["starts"][1] == batch["ends"][1] == -100
     assert not batch["answer_mask"][1].any()
     assert "exact match of 0.2500" in data.baselines
+    tokens = load_question_data(
+        train=(file,), validation=(file,), length=48, stride=16, question_length=20, targets="tokens"
+    )
+    assert {kind for ids in tokens.train_rows.per_token["targets"][0] for kind in ids.tolist()} == {0, 1, 2, -100}
+    assert tokens.hash != data.hash
     with pytest.raises(ValueError, match="not two different examples"):
         load_question_data(train=(file,))
     with pytest.raises(ValueError, match="length is 20"):
