@@ -24,6 +24,7 @@ from jaxformer.functional.masks import (
 )
 from jaxformer.functional.norms import layer_norm, rms_norm
 from jaxformer.functional.numerics import compute_dtype, first_argmax
+from jaxformer.functional.pooling import POOLINGS, pool_tokens
 from jaxformer.functional.positions import (
     AlibiBias,
     RelativeBias,
@@ -46,6 +47,7 @@ from jaxformer.functional.softmax import masked_softmax
 __all__ = [
     "DISPATCHES",
     "FEATURE_MAPS",
+    "POOLINGS",
     "AlibiBias",
     "CrossEntropy",
     "ExpertRoutes",
@@ -78,6 +80,7 @@ __all__ = [
     "min_p_filter",
     "padding_mask",
     "ponder_cost",
+    "pool_tokens",
     "relative_position_bucket",
     "relu_features",
     "reversible_stack",

@@ -60,6 +60,7 @@ class MultiHeadAttention(nn.Module):
       dtype: dtype of the computation.
       param_dtype: dtype of the parameters.
       kernel_init: initialiser of the query, key and value kernels [embed_dim, heads * head_dim].
+      query_kernel_init: initialiser of the query kernel (None = kernel_init).
       out_kernel_init: initialiser of the output kernel [num_heads * head_dim, embed_dim].
 
     Raises:
@@ -81,6 +82,7 @@ class MultiHeadAttention(nn.Module):
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
     kernel_init: Callable = nn.initializers.normal(0.02)
+    query_kernel_init: Callable | None = None
     out_kernel_init: Callable = nn.initializers.normal(0.02)
 
     @nn.compact
@@ -173,11 +175,11 @@ class MultiHeadAttention(nn.Module):
         """Queries, keys and values by heads; where query and key are shared, the values stand for the keys."""
         heads, kv_heads, head_dim = self._sizes(x.shape[-1])
 
-        def by_heads(name: str, source: Array, count: int) -> Array:
-            arrays = self._projection(name, source.shape[-1], count * head_dim)
+        def by_heads(name: str, source: Array, count: int, init: Callable | None = None) -> Array:
+            arrays = self._projection(name, source.shape[-1], count * head_dim, init)
             return _split_heads(project(source, *arrays, dtype=self.dtype), count)
 
-        query = by_heads("query", x, heads)
+        query = by_heads("query", x, heads, self.query_kernel_init)
         if isinstance(memory, tuple):
             return query, *memory
         source = x if memory is None else memory

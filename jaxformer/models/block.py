@@ -1,7 +1,6 @@
 """One Transformer block: self-attention, optional cross-attention and feed-forward around residual additions."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from jaxformer.layers import (
 )
 from jaxformer.models.attention_choice import AttentionChoice
 from jaxformer.models.config import TransformerConfig
+from jaxformer.models.initializers import make_kernel_init, make_query_init
 
 
 class BlockInputs(NamedTuple):
@@ -248,7 +248,7 @@ class TransformerBlock(nn.Module):
                 )
             if self.config.num_experts is None or not self.experts:
                 return self._feed_forward()(hidden, deterministic=deterministic)
-            out = self._experts()(hidden, key_mask=_real_tokens(inputs), deterministic=deterministic)
+            out = self._experts()(hidden, key_mask=real_tokens(inputs), deterministic=deterministic)
             losses.update(out.losses)
             metrics.update(out.metrics)
             return out.output
@@ -287,6 +287,7 @@ class TransformerBlock(nn.Module):
             dtype=config.compute_dtype,
             param_dtype=config.parameter_dtype,
             kernel_init=make_kernel_init(config),
+            query_kernel_init=make_query_init(config),
             out_kernel_init=make_kernel_init(config, self.residual_additions),
             name=name,
         )
@@ -340,7 +341,7 @@ class TransformerBlock(nn.Module):
         )
 
 
-def _real_tokens(inputs: BlockInputs) -> Array | None:
+def real_tokens(inputs: BlockInputs) -> Array | None:
     """Which tokens exist: those of the key mask whose segment is not 0."""
     if inputs.segments is None:
         return inputs.key_mask
@@ -355,12 +356,3 @@ def make_norm(config: TransformerConfig, name: str | None) -> nn.Module:
     return LayerNorm(
         epsilon=config.norm_epsilon, use_bias=config.use_bias, param_dtype=config.parameter_dtype, name=name
     )
-
-
-def make_kernel_init(config: TransformerConfig, residual_additions: int | None = None) -> Callable:
-    """The configured initialiser, scaled down for a projection into the residual stream."""
-    scaled = config.scale_residual_init and residual_additions is not None
-    factor = 1.0 / math.sqrt(residual_additions) if scaled and residual_additions else 1.0
-    if config.kernel_init == "normal":
-        return nn.initializers.normal(config.init_stddev * factor)
-    return nn.initializers.variance_scaling(factor**2, "fan_avg", "uniform")

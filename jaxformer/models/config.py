@@ -16,6 +16,7 @@ from jaxformer.models.attention_choice import (
     choose_cross_attention,
     freeze,
 )
+from jaxformer.models.encoder_settings import check_encoder_parts, check_output_head
 from jaxformer.models.expert_settings import check_mixture
 from jaxformer.models.position_settings import POSITIONS, check_positions
 from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
@@ -25,7 +26,7 @@ from jaxformer.models.universal_settings import UNIVERSAL_CHOICES, check_univers
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
 NORMS = ("layer", "rms")
 NORM_PLACEMENTS = ("pre", "post")
-KERNEL_INITS = ("normal", "xavier_uniform")
+KERNEL_INITS = ("normal", "xavier_uniform", "fan_in")
 REMAT_POLICIES = ("none", "full", "sqrt", "dots", "dots_no_batch")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -50,6 +51,10 @@ class TransformerConfig:
       axial_shape: of axial positions: rows and columns (a tuple), with at least max_length positions; None = nearest to
         a square.
       axial_dims: widths of the rows' and the columns' part, side by side; None = the sum of both.
+      position_offset: of learned positions: rows of the table before that of position 0, so that it has max_length +
+        position_offset rows (RoBERTa's has 2).
+      positions_skip_padding: positions that are vectors and that are not given count the real tokens of ``key_mask``,
+        so that a padded row has those of the row alone; encoders only.
       rotary_base: wavelength base of rotary positions.
       relative_buckets: buckets of relative positions.
       relative_max_distance: distance in tokens from which all share the last bucket.
@@ -61,6 +66,15 @@ class TransformerConfig:
       tie_embeddings: the output head is the transposed token embedding.
       share_embeddings: source and target tokens of an encoder-decoder have one table.
       source_vocab_size: source tokens that exist, where they have a table of their own (None = vocab_size).
+      num_token_types: rows of a table that is added to the tokens' by their types, such as BERT's two for the sentences
+        of a pair; 0 = no table.
+      embedding_norm: the configured norm after the sum of embeddings, before dropout.
+      head_transform: before the output head the hidden states go through a projection of their own width, the
+        (ungated) activation and a norm, as in BERT.
+      head_bias: the output head has a bias for each token.
+      scale_logits: hidden states are divided by sqrt(embed_dim) before the tied output head, as in T5.
+      next_sentence: of an encoder: the first token's hidden state goes through a projection and tanh (the pooler) to a
+        head that says whether the second text follows the first.
       num_future_tokens: tokens that every position predicts in training; 1 = the next. Each further one has an output
         head of its own, which only training uses (``jaxformer.training.auxiliary``).
       scale_embedding: multiply token embeddings by sqrt(embed_dim), as in the 2017 paper.
@@ -68,6 +82,7 @@ class TransformerConfig:
       dropout_rate: dropout after embeddings and each sub-layer, fraction in [0, 1).
       attention_dropout_rate: dropout of attention weights, fraction in [0, 1).
       mlp_dropout_rate: dropout of the feed-forward hidden layer, fraction in [0, 1).
+      final_dropout_rate: dropout after the last layer and its norm, fraction in [0, 1).
       attention: a name of ``jaxformer.attention.ATTENTION`` or ``PATTERNS``, or a tuple of names that the layers go
         through in turn: ("local", "local", "dense") repeats every three layers, and divides num_layers.
       attention_args: its further keyword arguments (a mapping, kept as sorted pairs), those of its arrays among them;
@@ -114,7 +129,8 @@ class TransformerConfig:
       remat: what the backward pass recomputes: ``none`` (nothing), ``full`` (each block), ``sqrt`` (each block,
         and between groups of about sqrt(num_layers) blocks their inputs too; unrolled as ``full``), ``dots`` (all but
         matrix products), ``dots_no_batch`` (all but matrix products without batch dimensions).
-      kernel_init: ``normal`` (of ``init_stddev``) or ``xavier_uniform``.
+      kernel_init: ``normal`` (of ``init_stddev``), ``xavier_uniform``, or ``fan_in`` (normal with variance 1 / number
+        of inputs; for queries and relative positions see ``jaxformer.models.initializers``).
       init_stddev: standard deviation of normal kernels and of embeddings.
       scale_residual_init: divide the initial scale of projections into the residual stream by sqrt(number of
         residual additions), as in GPT-2.
@@ -138,6 +154,8 @@ class TransformerConfig:
     positions: str = "learned"
     axial_shape: Any = None
     axial_dims: Any = None
+    position_offset: int = 0
+    positions_skip_padding: bool = False
     rotary_base: float = 10_000.0
     relative_buckets: int = 32
     relative_max_distance: int = 128
@@ -149,12 +167,19 @@ class TransformerConfig:
     tie_embeddings: bool = True
     share_embeddings: bool = True
     source_vocab_size: int | None = None
+    num_token_types: int = 0
+    embedding_norm: bool = False
+    head_transform: bool = False
+    head_bias: bool = False
+    scale_logits: bool = False
+    next_sentence: bool = False
     num_future_tokens: int = 1
     scale_embedding: bool = False
     vocab_multiple: int = 1
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
     mlp_dropout_rate: float = 0.0
+    final_dropout_rate: float = 0.0
     attention: Any = "dense"
     attention_args: Any = ()
     encoder_attention: Any = None
@@ -204,6 +229,8 @@ class TransformerConfig:
             object.__setattr__(self, name, freeze(getattr(self, name)))
         check_attentions(self)
         check_source_vocabulary(self)
+        check_encoder_parts(self)
+        check_output_head(self)
         check_mixture(self)
         check_universal(self)
         check_residual(self)
@@ -220,7 +247,7 @@ class TransformerConfig:
         check_heads(self.embed_dim, self.num_heads, self.kv_heads, self.head_dim)
         for name in ("rotary_base", "norm_epsilon", "init_stddev", "attention_scale"):
             _check_positive(name, getattr(self, name))
-        for name in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
+        for name in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout_rate"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
         if self.positions == "rotary" and self.width_of_head % 2:
@@ -251,8 +278,8 @@ class TransformerConfig:
     @property
     def is_random(self) -> bool:
         """Whether training draws random numbers: dropout of any kind, or a router's jitter."""
-        rates = (self.dropout_rate, self.attention_dropout_rate, self.mlp_dropout_rate, self.router_jitter)
-        return any(rates)
+        dropout = (self.dropout_rate, self.attention_dropout_rate, self.mlp_dropout_rate, self.final_dropout_rate)
+        return any(dropout) or bool(self.router_jitter)
 
     @property
     def hidden_dim(self) -> int:

@@ -9,22 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.functional import AlibiBias, alibi_slopes
-from jaxformer.layers import (
-    AxialPositionEmbedding,
-    LearnedPositionEmbedding,
-    Projection,
-    RelativePositionBias,
-    SinusoidalPositionEmbedding,
-    TokenEmbedding,
-    init_convolution_cache,
-)
+from jaxformer.layers import TokenEmbedding, init_convolution_cache
 from jaxformer.models.attention_choice import AttentionChoice
-from jaxformer.models.block import BlockAux, BlockCache, BlockInputs, make_kernel_init, make_norm
+from jaxformer.models.block import BlockAux, BlockCache, BlockInputs, real_tokens
 from jaxformer.models.config import TransformerConfig
-from jaxformer.models.position_settings import TABLES, axial_shape
-from jaxformer.models.stack import Stack, project_memories
-from jaxformer.models.universal import UniversalStack, project_tied_memory
+from jaxformer.models.heads import SentenceHead, TokenHead
+from jaxformer.models.position_settings import TABLES
+from jaxformer.models.side import DecoderCache, Side
+from jaxformer.models.stack import project_memories
+from jaxformer.models.universal import project_tied_memory
 
 
 class TransformerOutput(NamedTuple):
@@ -34,148 +27,13 @@ class TransformerOutput(NamedTuple):
       logits: float32 [B, L, vocab_size] (or [B, K, vocab_size] of the selected positions).
       aux: auxiliary losses, metrics, maps, state, cache and attention weights of the (decoder's) stack; an encoder's
         losses, metrics, maps and weights beside them, under names that begin with ``encoder_``.
+      next_sentence: float32 [B, 2] with ``config.next_sentence``, else None: logits that the second text follows the
+        first (0) and that it was drawn at random (1).
     """
 
     logits: Array
     aux: BlockAux
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class DecoderCache:
-    """What decoding carries from one call to the next.
-
-    Attributes:
-      layers: the attention's caches, stacked over depth; a tuple where the layers go through several attentions.
-      index: int32 [], slots written so far (padding included).
-      memory: cross-attention keys and values of every layer (a universal stack's: of all steps), or None.
-      memory_mask: bool [B, S] of the encoder's output, or None.
-    """
-
-    layers: Any
-    index: Array
-    memory: tuple[Array, Array] | None = None
-    memory_mask: Array | None = None
-
-
-class Side(nn.Module):
-    """One side of the model: positions, the stack of blocks and the final norm.
-
-    Args:
-      config: the model's configuration.
-      num_layers: blocks.
-      causal: self-attention sees the past only.
-      cross: blocks have cross-attention.
-    """
-
-    config: TransformerConfig
-    num_layers: int
-    causal: bool
-    cross: bool = False
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        inputs: BlockInputs,
-        *,
-        shift: Int[Array, "B"] | None = None,
-        cache: DecoderCache | None = None,
-        deterministic: bool = True,
-        return_weights: bool = False,
-        readout: Callable[[Array, Array], dict[str, Array]] | None = None,
-    ) -> tuple[Array, BlockAux]:
-        """Embedded tokens [B, T, embed_dim] to final hidden states of the same shape, and the stack's ``BlockAux``.
-
-        ``shift`` is added to the positions of each row where they are vectors, and only there. ``readout`` is called
-        with the number of each layer and its output, through the final norm where there is one.
-        """
-        config = self.config
-        if cache is not None and inputs.positions is None:
-            inputs = inputs._replace(positions=cache.index + _arange(x))
-        positions = _arange(x) if inputs.positions is None else inputs.positions
-        coordinates = self._coordinates(positions if shift is None else positions + shift[:, None])
-        universal = config.stack == "universal"
-        if coordinates is not None and not universal:
-            x = x + coordinates
-        x = nn.Dropout(config.dropout_rate, name="embedding_dropout")(x, deterministic=deterministic)
-        memory = None
-        if cache is not None and cache.memory is not None:
-            memory, inputs = cache.memory, inputs._replace(memory_mask=cache.memory_mask)
-        make: Any = UniversalStack if universal else Stack
-        stack = make(config, self.num_layers, causal=self.causal, cross=self.cross, name="stack")
-        # The blocks' parameters stand directly under this side's name: ``decoder/layers``.
-        nn.share_scope(self, stack)
-        x, aux = stack(
-            x,
-            inputs._replace(bias=self._position_bias()),
-            **({"coordinates": coordinates} if universal else {}),
-            cache=None if cache is None else cache.layers,
-            memory=memory,
-            deterministic=deterministic,
-            return_weights=return_weights,
-            readout=self._normed(readout),
-        )
-        if config.norm_placement == "pre":
-            x = make_norm(config, "final_norm")(x)
-        if cache is not None:
-            cache = dataclasses.replace(cache, layers=aux.cache, index=cache.index + x.shape[1])
-            aux = aux._replace(cache=cache)
-        return x, aux
-
-    def _normed(self, readout: Callable | None) -> Callable | None:
-        """The readout of layers' outputs before the final norm."""
-        if readout is None or self.config.norm_placement == "post":
-            return readout
-        # Apart from this module: inside the scan none of its own can be called.
-        norm = make_norm(self.config, None)
-        params: Any = self.get_variable("params", "final_norm")
-        return lambda layer, x: readout(layer, norm.apply({"params": params}, x))
-
-    def _coordinates(self, positions: Int[Array, "B T"]) -> Float[Array, "B T D"] | None:
-        """The vectors of the positions, where they are vectors."""
-        config = self.config
-        if config.positions == "learned":
-            init = nn.initializers.normal(config.init_stddev)
-            table = LearnedPositionEmbedding(
-                config.max_length,
-                config.embed_dim,
-                config.compute_dtype,
-                config.parameter_dtype,
-                init,
-                name="position_embedding",
-            )
-            return table(positions)
-        if config.positions == "axial":
-            axial = AxialPositionEmbedding(
-                axial_shape(config),
-                config.embed_dim,
-                config.axial_dims,
-                config.compute_dtype,
-                config.parameter_dtype,
-                nn.initializers.normal(config.init_stddev),
-                name="position_embedding",
-            )
-            return axial(positions)
-        if config.positions == "sinusoidal":
-            return SinusoidalPositionEmbedding(config.embed_dim, config.compute_dtype)(positions)
-        return None
-
-    def _position_bias(self) -> Any:
-        config = self.config
-        if config.positions == "alibi":
-            return AlibiBias(alibi_slopes(config.num_heads))
-        if config.positions == "relative":
-            return RelativePositionBias(
-                config.num_heads,
-                config.relative_buckets,
-                config.relative_max_distance,
-                bidirectional=not self.causal,
-                param_dtype=config.parameter_dtype,
-                embedding_init=nn.initializers.normal(config.init_stddev),
-                name="relative_bias",
-            )()
-        return None
+    next_sentence: Array | None = None
 
 
 class Transformer(nn.Module):
@@ -200,32 +58,20 @@ class Transformer(nn.Module):
             self.encoder = Side(own, own.num_layers, causal=False)
         if config.architecture != "encoder":
             self.decoder = Side(config, config.num_layers, causal=True, cross=config.architecture == "encoder_decoder")
-        if not config.tie_embeddings:
-            self.output_head = Projection(
-                config.output_dim,
-                config.vocab_rows,
-                use_bias=False,
-                dtype=config.compute_dtype,
-                param_dtype=config.parameter_dtype,
-                kernel_init=make_kernel_init(config),
-            )
-        # Of the tokens after the next: ``future_2_head``, ….
-        self.future = {
-            f"{token}_head": Projection(
-                config.output_dim,
-                config.vocab_rows,
-                use_bias=False,
-                dtype=config.compute_dtype,
-                param_dtype=config.parameter_dtype,
-                kernel_init=make_kernel_init(config),
-            )
-            for token in range(2, config.num_future_tokens + 1)
-        }
+        if config.num_token_types:
+            self.token_type_embedding = self._table(config.num_token_types, 1)
+        # The heads' parameters stand beside the embeddings: ``output_head``, ``pooler``, ….
+        self.token_head = TokenHead(config)
+        nn.share_scope(self, self.token_head)
+        if config.next_sentence:
+            self.sentence_head = SentenceHead(config)
+            nn.share_scope(self, self.sentence_head)
 
     def __call__(
         self,
         tokens: Int[Array, "B L"],
         *,
+        token_types: Int[Array, "B L"] | None = None,
         source: Int[Array, "B S"] | None = None,
         source_mask: Bool[Array, "B S"] | None = None,
         source_positions: Int[Array, "B S"] | None = None,
@@ -242,6 +88,7 @@ class Transformer(nn.Module):
 
         Args:
           tokens: int [B, L] (the decoder's input, or the encoder's where that is all there is).
+          token_types: int [B, L], below ``num_token_types`` (default 0), such as which sentence of a pair.
           source: int [B, S], the encoder's input of an encoder-decoder; not needed with a cache made by ``start``.
           source_mask: bool [B, S], True = the source token exists.
           source_positions: int [B, S] (default 0, 1, …).
@@ -263,6 +110,7 @@ class Transformer(nn.Module):
         """
         hidden, aux = self.hidden(
             tokens,
+            token_types=token_types,
             source=source,
             source_mask=source_mask,
             source_positions=source_positions,
@@ -274,14 +122,19 @@ class Transformer(nn.Module):
             deterministic=deterministic,
             return_weights=return_weights,
         )
+        next_sentence = None
+        if self.config.next_sentence:
+            real = real_tokens(BlockInputs(segments=segments, key_mask=key_mask))
+            next_sentence = self.sentence_head(hidden, real)
         if select is not None:
             hidden = jnp.take_along_axis(hidden, select[..., None], axis=1)
-        return TransformerOutput(self.head(hidden), aux)
+        return TransformerOutput(self.head(hidden), aux, next_sentence)
 
     def hidden(
         self,
         tokens: Int[Array, "B L"],
         *,
+        token_types: Int[Array, "B L"] | None = None,
         source: Int[Array, "B S"] | None = None,
         source_mask: Bool[Array, "B S"] | None = None,
         source_positions: Int[Array, "B S"] | None = None,
@@ -301,6 +154,7 @@ class Transformer(nn.Module):
         a leading layer axis.
         """
         self._check_call(tokens, source, cache, positions)
+        self._check_types(tokens, token_types)
         if source_segments is not None and segments is None:
             raise ValueError("source_segments were given without segments; packed sources need packed targets")
         if source_segments is not None and not self.config.cross.packing:
@@ -310,6 +164,8 @@ class Transformer(nn.Module):
         inputs = BlockInputs(positions=positions, segments=segments, key_mask=key_mask)
         shift = self._draw_shift(tokens.shape[0], deterministic)
         x = self._embed(self.token_embedding, tokens)
+        if self.config.num_token_types:
+            x = x + self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if self.is_initializing():
             self.future_kernels()
         options: Any = {"deterministic": deterministic, "return_weights": return_weights, "readout": readout}
@@ -322,6 +178,33 @@ class Transformer(nn.Module):
             inputs = inputs._replace(memory=memory, memory_mask=source_mask, memory_segments=source_segments)
         x, aux = self.decoder(x, inputs, shift=shift, cache=cache, **options)
         return x, aux if encoder_aux is None else _with_encoder(aux, encoder_aux)
+
+    def pooled(
+        self,
+        tokens: Int[Array, "B L"],
+        *,
+        token_types: Int[Array, "B L"] | None = None,
+        positions: Int[Array, "B L"] | None = None,
+        segments: Int[Array, "B L"] | None = None,
+        key_mask: Bool[Array, "B L"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B D"]:
+        """The pooler's output for the first real token of each row [B, embed_dim]; arguments as for a call.
+
+        Raises:
+          ValueError: the model has no pooler.
+        """
+        if not self.config.next_sentence:
+            raise ValueError("pooled needs next_sentence=True: without it there is no pooler")
+        hidden, _ = self.hidden(
+            tokens,
+            token_types=token_types,
+            positions=positions,
+            segments=segments,
+            key_mask=key_mask,
+            deterministic=deterministic,
+        )
+        return self.sentence_head.pooled(hidden, real_tokens(BlockInputs(segments=segments, key_mask=key_mask)))
 
     def encode(
         self,
@@ -360,20 +243,19 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
         """Float32 logits [B, L, vocab_size] of hidden states."""
-        if self.config.tie_embeddings:
-            return self.token_embedding.attend(hidden)
-        kernel, _ = self.output_head.arrays()
-        wide = jnp.promote_types(hidden.dtype, jnp.float32)
-        logits = jnp.einsum("...d,dv->...v", hidden, kernel.astype(hidden.dtype), preferred_element_type=wide)
-        return logits[..., : self.config.vocab_size]
+        return self.token_head(hidden, self.token_embedding if self.config.tie_embeddings else None)
 
     def head_kernel(self) -> Float[Array, "D V"]:
-        """The kernel by which ``head`` multiplies, [output_dim, vocab_size padded to vocab_multiple]."""
-        return self.token_embedding.embedding.T if self.config.tie_embeddings else self.output_head.arrays()[0]
+        """The kernel by which ``head`` multiplies, [output_dim, vocab_size padded to vocab_multiple].
+
+        Raises:
+          ValueError: the head has a transform or a bias, so that it is not a product alone.
+        """
+        return self.token_head.kernel(self.token_embedding if self.config.tie_embeddings else None)
 
     def future_kernels(self) -> list[Float[Array, "D V"]]:
         """Kernels like ``head_kernel`` of the tokens after the next, in order; generation has no use for them."""
-        return [head.arrays()[0] for head in self.future.values()]
+        return self.token_head.future_kernels()
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:
@@ -422,11 +304,11 @@ class Transformer(nn.Module):
         cache = self.init_cache(source.shape[0], max_length)
         return dataclasses.replace(cache, memory=projected, memory_mask=source_mask)
 
-    def _table(self, vocab_size: int) -> TokenEmbedding:
+    def _table(self, vocab_size: int, multiple: int | None = None) -> TokenEmbedding:
         config = self.config
         init = nn.initializers.normal(config.init_stddev)
         types = (config.compute_dtype, config.parameter_dtype)
-        return TokenEmbedding(vocab_size, config.embed_dim, config.vocab_multiple, *types, init)
+        return TokenEmbedding(vocab_size, config.embed_dim, multiple or config.vocab_multiple, *types, init)
 
     def _embed(self, table: TokenEmbedding, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         x = table(tokens)
@@ -445,6 +327,14 @@ class Transformer(nn.Module):
         self._check_length("tokens", tokens)
         if cache is not None:
             self._check_cache(tokens, cache, positions)
+
+    def _check_types(self, tokens: Array, token_types: Array | None) -> None:
+        if token_types is None:
+            return
+        if not self.config.num_token_types:
+            raise ValueError("token_types were given, but num_token_types=0: the model has no table of them")
+        if token_types.shape != tokens.shape:
+            raise ValueError(f"token_types has shape {token_types.shape}, must be that of tokens, {tokens.shape}")
 
     def _check_length(self, name: str, tokens: Array) -> None:
         limit = self.config.max_length
@@ -474,8 +364,3 @@ def _with_encoder(aux: BlockAux, encoder: BlockAux) -> BlockAux:
         maps=join(aux.maps, encoder.maps),
         weights=join(aux.weights, encoder.weights),
     )
-
-
-def _arange(x: Array) -> Array:
-    """Positions 0, 1, … of every row, int32 [B, T]."""
-    return jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
