@@ -14,7 +14,7 @@ SIZES = ("tiny", "small", "base")
 def test_every_experiment_trains_two_steps_at_its_tiny_size(name, tmp_path):
     run = load_config(f"{name}:size=tiny", ["train.steps=2"])
     for field, least in (("max_new_tokens", 3), ("num_pictures", 1)):
-        if field in run.config.sample:
+        if field in run.config.get("sample", {}):
             run.config.sample[field] = least
     if "decode" in run.config.eval:
         run.config.eval.decode = False  # has tests of its own

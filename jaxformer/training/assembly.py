@@ -15,15 +15,17 @@ from ml_collections import ConfigDict
 
 from jaxformer.inference import has_encoder
 from jaxformer.models import MODELS, Transformer
+from jaxformer.training.layer_rates import is_head
 from jaxformer.training.nearest import nearest
 from jaxformer.training.objectives import OBJECTIVES, Objective
-from jaxformer.training.optimizers import DecayReport, make_optimizer
+from jaxformer.training.optimizers import DecayReport, make_optimizer, parameter_path
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.schedules import make_schedule
 from jaxformer.training.sharding import state_shardings
 from jaxformer.training.state import TrainState, abstract_params, abstract_state
 from jaxformer.training.step import TrainStep, jit_train_step, make_train_step
+from jaxformer.training.task_head import decided_head, with_head
 
 
 def load_data(config: ConfigDict, directory: RunDirectory | None = None) -> Any:
@@ -71,7 +73,7 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
     Raises:
       ConfigError: a value that is given does not fit the data.
     """
-    decided = decided_vocabularies(config, data)
+    decided = decided_vocabularies(config, data) | decided_head(config, data)
     if config.data.length is None:
         decided["data.length"] = data.train_rows.length
     # Recurrent models have no such limit.
@@ -92,7 +94,22 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
     # How long losses take to vanish is part of the run, as its learning rates are: going on for longer changes neither.
     if config.loss.get("intermediate_weight") and config.loss.intermediate_steps is None:
         decided["loss.intermediate_steps"] = config.train.steps
+    if "predictions_per_row" in config.loss and config.loss.predictions_per_row is None:
+        decided["loss.predictions_per_row"] = usual_predictions(data)
     return decided
+
+
+def usual_predictions(data: Any) -> int:
+    """So many tokens of a row that hardly any row has more chosen: four standard deviations above the mean.
+
+    Raises:
+      ConfigError: in these data no tokens are chosen.
+    """
+    masking = getattr(data.train_rows, "masking", None)
+    if masking is None:
+        raise ConfigError("config.loss.predictions_per_row is None, which only masked data decide; give a number")
+    mean = data.train_rows.length * masking.fraction
+    return min(data.train_rows.length, math.ceil(mean + 4.0 * math.sqrt(mean * (1.0 - masking.fraction))))
 
 
 def decided_vocabularies(config: ConfigDict, data: Any) -> dict[str, object]:
@@ -144,7 +161,7 @@ def decided_axes(config: ConfigDict, data: Any, decided: Mapping[str, object]) -
 
 
 def make_model(config: ConfigDict) -> nn.Module:
-    """The model of `config.model`, every None of which was decided.
+    """The model of `config.model`, every None of which was decided, with the head of `config.head` where there is one.
 
     Raises:
       ConfigError: unknown model name.
@@ -154,7 +171,8 @@ def make_model(config: ConfigDict) -> nn.Module:
     name = fields.pop("name")
     if name not in MODELS:
         raise ConfigError(f"config.model.name is {name!r}; {nearest(name, MODELS)}")
-    return MODELS[name](**fields)
+    model = MODELS[name](**fields)
+    return with_head(config, model) if "head" in config else model
 
 
 def check_packing(config: ConfigDict, model: nn.Module) -> None:
@@ -184,6 +202,18 @@ def make_objective(config: ConfigDict) -> Objective:
     if config.objective not in OBJECTIVES:
         raise ConfigError(f"config.objective is {config.objective!r}; {nearest(config.objective, OBJECTIVES)}")
     return functools.partial(OBJECTIVES[config.objective], **config.loss)
+
+
+def of_head_alone(objective: Objective) -> Objective:
+    """The same objective with no gradient below the head, which then need not be computed."""
+
+    def stopped(model: nn.Module, params: Any, *arguments: Any, **options: Any) -> Any:
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf if is_head(parameter_path(path)) else jax.lax.stop_gradient(leaf), params
+        )
+        return objective(model, params, *arguments, **options)
+
+    return stopped
 
 
 def example_batch(length: int, model: nn.Module) -> dict[str, np.ndarray]:
@@ -230,7 +260,8 @@ def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
     optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **optimizer_arguments)
     state = abstract_state(model, optimizer, batch)
     shardings, replicated = state_shardings(state, mesh)
-    step = make_train_step(model, objective, optimizer, schedule, accumulation_steps=config.train.accumulation_steps)
+    trained = of_head_alone(objective) if optimizer_arguments.get("head_only") else objective
+    step = make_train_step(model, trained, optimizer, schedule, accumulation_steps=config.train.accumulation_steps)
     return Parts(
         model=model,
         optimizer=optimizer,

@@ -116,20 +116,23 @@ def from_dicts(nested: Mapping[str, Any], like: Any) -> Any:
     return jax.tree_util.tree_map_with_path(look_up, like)
 
 
-def _signature(tree: Any) -> dict[str, str]:
+def signature(tree: Any) -> dict[str, str]:
     """Shape and dtype of every leaf by path, to read and to compare."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"/".join(map(_name, path)): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
-def stored_signature(directory: Path, step: int, item: str) -> dict[str, str]:
-    """Shape and dtype of every array of an item on disk by path, reading no array."""
+def stored_tree(directory: Path, step: int, item: str) -> dict[str, Any]:
+    """Shape and dtype of every array of an item on disk, as nested dictionaries, reading no array."""
     import orbax.checkpoint as ocp
     from etils import epath
 
-    return _signature(
-        ocp.StandardCheckpointHandler().metadata(epath.Path((directory / str(step) / item).absolute())).tree
-    )
+    return ocp.StandardCheckpointHandler().metadata(epath.Path((directory / str(step) / item).absolute())).tree
+
+
+def stored_signature(directory: Path, step: int, item: str) -> dict[str, str]:
+    """Shape and dtype of every array of an item on disk by path, reading no array."""
+    return signature(stored_tree(directory, step, item))
 
 
 def check_signature(stored: Mapping[str, str], wanted: Mapping[str, str], where: str) -> None:
@@ -184,7 +187,7 @@ def restore_items(directory: Path, step: int, trees: Mapping[str, Any]) -> dict[
     arguments: dict[str, Any] = {item: ocp.args.StandardRestore(tree) for item, tree in trees.items()}
     try:
         for item, tree in trees.items():
-            check_signature(stored_signature(directory, step, item), _signature(tree), where)
+            check_signature(stored_signature(directory, step, item), signature(tree), where)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             restored = checkpointer.restore((directory / str(step)).absolute(), ocp.args.Composite(**arguments))
     except CheckpointError:

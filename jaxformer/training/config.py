@@ -217,6 +217,8 @@ def _restore_types(values: Mapping[str, Any], types: Mapping[str, str], prefix: 
 
 
 def _to_tuples(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _to_tuples(inner) for name, inner in value.items()}
     return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
@@ -262,11 +264,15 @@ def continue_config(workdir: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def resolve(config: ConfigDict, resolved: Mapping[str, object]) -> ConfigDict:
-    """A copy of a config with the values that a run decided in place of None."""
+    """A copy of a config with the values that a run decided in place of None, or of a whole section."""
     config = copy_config(config)
     for path, value in resolved.items():
-        set_path(config, path, value)
-    return config
+        if isinstance(value, Mapping):
+            with config.unlocked(), config.ignore_type():
+                config[path] = ConfigDict(value)
+        else:
+            set_path(config, path, value)
+    return config.lock()
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:

@@ -31,6 +31,8 @@ def draw_sample(
     Returns:
       ``text``, or the ``file`` of the pictures; None where nothing is asked for.
     """
+    if "sample" not in config:
+        return None
     seed = config.seed + step
     if "prompt" in config.sample:
         if config.sample.max_new_tokens < 1:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional import CrossEntropy, cross_entropy, mean_loss
+from jaxformer.models.block import BlockInputs, real_tokens
 from jaxformer.training.auxiliary import IGNORED
 from jaxformer.training.objective_parts import ObjectiveOutput, apply_model, auxiliary_figures, weighted_total
 
@@ -96,7 +97,10 @@ def masked_language_model_objective(
 def _hidden_and_next_sentence(module: Any, *args: Any, **inputs: Any) -> tuple[Array, Any, Array | None]:
     """Final hidden states, the stack's ``BlockAux``, and the logits of the next sentence where a model has any."""
     hidden, aux = module.hidden(*args, **inputs)
-    return hidden, aux, module.next_sentence_logits(hidden) if module.config.next_sentence else None
+    if not module.config.next_sentence:
+        return hidden, aux, None
+    real = real_tokens(BlockInputs(segments=inputs.get("segments"), key_mask=inputs.get("key_mask")))
+    return hidden, aux, module.sentence_head(hidden, real)
 
 
 def _chosen_sums(

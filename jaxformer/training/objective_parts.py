@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-MODEL_INPUTS = (
+MODEL_INPUTS: tuple[str, ...] = (
     "tokens",
     "positions",
     "segments",

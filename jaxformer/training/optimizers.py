@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxformer.training.layer_rates import HEAD_PARTS, is_head, layer_factors, scale_by_factors
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.schedules import Schedule
 
@@ -126,6 +127,8 @@ def make_optimizer(
     weight_decay: float = 0.1,
     no_decay: Sequence[str] = NO_DECAY,
     clip_norm: float | None = 1.0,
+    layer_decay: float | None = None,
+    head_only: bool = False,
 ) -> tuple[optax.GradientTransformationExtraArgs, DecayReport]:
     """Builds the optimizer called ``name``.
 
@@ -139,6 +142,9 @@ def make_optimizer(
       weight_decay: decay per step, in units of the learning rate.
       no_decay: regular expressions on parameter paths that decay leaves alone.
       clip_norm: highest global norm of the gradients; None = no clipping.
+      layer_decay: factor of the rate from one layer to that below it, in (0, 1] (see ``layer_factors``); None = one
+        rate for all.
+      head_only: only what stands above the body learns; the body's gradients count for nothing, and it has no moments.
 
     Returns:
       The optax transformation, whose ``update`` takes ``step`` besides, and the report of what decays.
@@ -150,11 +156,40 @@ def make_optimizer(
         raise ValueError(f"optimizer name is {name!r}, must be one of {sorted(OPTIMIZERS)}")
     _check_ranges(b1=b1, b2=b2, epsilon=epsilon, weight_decay=weight_decay, clip_norm=clip_norm)
     report = decay_report(params, no_decay)
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: parameter_path(path) in report.decayed, params)
+    if head_only:
+        report = _of_head(report)
+    mask = _by_path(params, report.decayed.__contains__)
     links = OPTIMIZERS[name](b1=b1, b2=b2, epsilon=epsilon, weight_decay=weight_decay, decay_mask=mask)
+    if head_only:
+        links = [optax.masked(optax.chain(*links), _by_path(params, is_head))]
     if clip_norm is not None:
         links.insert(0, optax.clip_by_global_norm(clip_norm))
-    return optax.chain(*links, scale_by_rate(learning_rate)), report
+    if head_only:
+        links.insert(0, optax.masked(optax.set_to_zero(), _by_path(params, lambda path: not is_head(path))))
+    links.append(scale_by_rate(learning_rate))
+    if layer_decay is not None:
+        if not 0.0 < layer_decay <= 1.0:
+            raise ValueError(f"layer_decay is {layer_decay}, must be above 0 and at most 1, or None")
+        factors = layer_factors({**report.decayed, **report.excluded}, layer_decay)
+        links.append(scale_by_factors(_by_path(params, factors.__getitem__)))
+    return optax.chain(*links), report
+
+
+def _by_path(params: Any, value: Callable[[str], Any]) -> Any:
+    """A tree like the parameters, with what a function says of each path."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: value(parameter_path(path)), params)
+
+
+def _of_head(report: DecayReport) -> DecayReport:
+    """The same, where the body does not decay.
+
+    Raises:
+      ValueError: there is nothing above the body.
+    """
+    excluded = {path: shape for path, shape in report.decayed.items() if not is_head(path)} | report.excluded
+    if not any(map(is_head, (*report.decayed, *report.excluded))):
+        raise ValueError(f"head_only is True, but the model has none of the parts {', '.join(HEAD_PARTS)}")
+    return DecayReport({path: shape for path, shape in report.decayed.items() if is_head(path)}, excluded)
 
 
 def _check_ranges(*, clip_norm: float | None, **values: float) -> None:

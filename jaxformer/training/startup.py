@@ -14,13 +14,14 @@ from jaxformer.models.position_settings import TABLES
 from jaxformer.training.assembly import Parts, count_parameters, example_batch, tokenizer_name
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
 from jaxformer.training.checkpoints import Checkpoints
-from jaxformer.training.config import RunConfig, differences, read_config, write_config
+from jaxformer.training.config import RunConfig, differences, read_config, resolve, write_config
 from jaxformer.training.metrics import MetricsWriter, cut_back
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
 from jaxformer.training.sampling import prompt_tokens
 from jaxformer.training.sharding import data_shard
+from jaxformer.training.starting import has_start, take_parameters
 from jaxformer.training.state import TrainState, init_state
 from jaxformer.training.translation_metrics import check_text_metrics
 from jaxformer.training.translator import translates
@@ -136,7 +137,7 @@ def check_sample(config: ConfigDict, data: Any) -> None:
                 f"config.eval.max_new_tokens is {longest}, must be below config.model.max_length = "
                 f"{config.model.max_length}, where positions={positions} end"
             )
-    if "prompt" not in config.sample or config.sample.max_new_tokens < 1:
+    if "prompt" not in config.get("sample", {}) or config.sample.max_new_tokens < 1:
         return
     prompt = len(prompt_tokens(data.tokenizer, config.sample.prompt))
     if prompt + config.sample.max_new_tokens > config.model.max_length:
@@ -195,7 +196,8 @@ def restore_or_init(
     """
     if not checkpoints.steps:
         example = example_batch(config.data.length, parts.model)
-        return init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings), 0
+        state = init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings)
+        return take_parameters(config, state, progress.say) if has_start(config) else state, 0
     step = checkpoints.steps[-1]
     saved = checkpoints.facts(step).get("data_hash")
     if saved != data.hash:
@@ -219,7 +221,7 @@ def open_records(
     if jax.process_index() > 0:
         yield None
         return
-    if tokenizer_name(given.config) != "bytes" and start == 0:
+    if tokenizer_name(resolve(given.config, decided)) != "bytes" and start == 0:
         data.tokenizer.save(directory.tokenizer_file)
     if given.config.data.get("source_tokenizer") not in (None, "bytes") and start == 0:
         data.source_tokenizer.save(directory.source_tokenizer_file)

@@ -10,14 +10,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.functional import CrossEntropy, cross_entropy
 from jaxformer.training.auxiliary import IGNORED
 from jaxformer.training.objective_parts import ObjectiveOutput, apply_model, auxiliary_figures, weighted_total
 
-ANSWER_START, ANSWER_END, NO_ANSWER = 0, 1, 2
-"""The last axis of the logits of answers: where they start and end, and of ``answer_tokens`` neither."""
+ANSWER_START, ANSWER_END = 0, 1
+"""Places on the last axis of the logits of answers; of ``answer_tokens`` the third is neither."""
 
 
 def classification_objective(
@@ -175,41 +175,32 @@ def answer_tokens_objective(
     loss_weights: Mapping[str, float] | None = None,
     step: jax.Array | int | None = None,
 ) -> ObjectiveOutput:
-    """Cross-entropy of each token's kind: the answer starts here, ends here, or neither.
-
-    An answer of one token is half a start and half an end. A row without its answer has both at its first token.
+    """Cross-entropy of what each token of the context is to the answer: its start, its end, or neither.
 
     Args:
-      model: with the head "answer_tokens": logits [B, L, 3], of start, end and neither.
+      model: with the head "answer_tokens": logits [B, L, 3].
       params: the parameters.
       model_state: the model's other variables.
-      batch: as of ``answers_objective``, with ``key_mask`` bool [B, L], True where a token stands.
+      batch: what the model reads, and ``targets`` int [B, L] (``jaxformer.data.squad.token_targets``; -100 outside the
+        context).
       rng: typed PRNG key of the dropout masks; None in evaluation.
       deterministic: True in evaluation.
       loss_weights: weight of each of the model's auxiliary losses by name; a name left out weighs 1.
       step: not read.
 
     Returns:
-      Sums over tokens; metrics as of ``answers_objective``, over rows.
+      Sums over tokens; metrics ``accuracy``, and ``start_accuracy`` and ``end_accuracy`` over the tokens that are one.
     """
     del step
     output, state = apply_model(model, params, model_state, batch, rng=rng, deterministic=deterministic)
-    counted = batch["key_mask"] & (batch["starts"] != IGNORED)[:, None]
-    log_probs = jax.nn.log_softmax(jnp.where(counted[..., None], output.logits, 0.0))
-    wanted = _token_kinds(batch["starts"], batch["ends"], counted.shape[1]).astype(log_probs.dtype)
-    zero = jnp.zeros((), jnp.float32)
-    loss_sum = -jnp.where(counted, (wanted * log_probs).sum(-1), 0.0).sum()
-    sums = CrossEntropy(loss_sum, counted.sum().astype(jnp.float32), zero, zero)
-    places = jnp.where(batch["answer_mask"][..., None], log_probs, -jnp.inf)
-    return _finish(sums, _answer_figures(places, batch), output.aux, state, deterministic, loss_weights)
-
-
-def _token_kinds(starts: Int[Array, "B"], ends: Int[Array, "B"], length: int) -> Float[Array, "B L 3"]:
-    """Probabilities of the three kinds that the tokens of each row are to have."""
-    places = jnp.arange(length)[None]
-    is_start, is_end = places == starts[:, None], places == ends[:, None]
-    kinds = jnp.stack([is_start, is_end, ~(is_start | is_end)], axis=-1).astype(jnp.float32)
-    return kinds / kinds.sum(-1, keepdims=True)
+    targets = batch["targets"]
+    sums = cross_entropy(output.logits, targets)
+    figures: dict[str, Any] = {"accuracy": sums.num_correct}
+    likeliest = jnp.argmax(output.logits, axis=-1)
+    for name, kind in (("start_accuracy", ANSWER_START), ("end_accuracy", ANSWER_END)):
+        wanted = targets == kind
+        figures[name] = ((wanted & (likeliest == kind)).sum().astype(jnp.float32), wanted.sum().astype(jnp.float32))
+    return _finish(sums, figures, output.aux, state, deterministic, loss_weights)
 
 
 def _answer_figures(scores: Float[Array, "B L _"], batch: Mapping[str, Any]) -> dict[str, tuple[Array, Array]]:
