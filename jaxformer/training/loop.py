@@ -22,6 +22,7 @@ from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sharding import make_mesh, shard_batch
 from jaxformer.training.signals import Interruption, TrainingInterrupted, deferred_interruption
+from jaxformer.training.starting import start_values
 from jaxformer.training.startup import (
     check_batches,
     check_config,
@@ -69,8 +70,10 @@ def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> d
         earlier = earlier_run(directory)
         check_config(given.config, earlier[0].config if earlier else None, directory.path)
         check_batches(given.config, mesh)
-        data = load_data(given.config, directory if earlier else None)
-        decided = earlier[1] if earlier else decided_values(given.config, data)
+        started = start_values(given.config, earlier[1] if earlier else None)
+        begun = resolve(given.config, started)
+        data = load_data(begun, directory if earlier else None)
+        decided = earlier[1] if earlier else {**started, **decided_values(begun, data)}
         config = resolve(given.config, decided)
         check_sample(config, data)
         parts = make_parts(config, mesh)
