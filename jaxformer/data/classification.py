@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jaxformer.data.example_rows import ExampleRows
+from jaxformer.data.hub import paths_of_split
 from jaxformer.data.labelled_texts import LabelledTexts, load_labelled
 from jaxformer.data.packing import IGNORE_LABEL
 from jaxformer.data.sentence_pairs import pair_layout, truncated_lengths
@@ -145,7 +146,7 @@ def load_classification_data(
         lambda path: load_labelled(name, path, fields, label),
         LabelledTexts.take,
         lambda texts: texts.keys,
-        {split: _of_split(name, given, split) for split, given in paths.items()},
+        {split: paths_of_split(name, given, split) for split, given in paths.items()},
         validation_fraction,
         split_seed,
     )
@@ -162,13 +163,6 @@ def load_classification_data(
     task = "regression" if regression else "classification"
     source = splits["train"].source
     return TaskData(task, *rows, loaded, classes or (), examples, source, _baselines(splits, regression))
-
-
-def _of_split(name: str, paths: Sequence[str], split: str) -> Sequence[str]:
-    """The paths; on the Hugging Face Hub those of a split that is not named are that of the same name."""
-    if name != "huggingface_labels" or isinstance(paths, str):
-        return paths
-    return [path if "@" in path else f"{path}@{split}" for path in paths]
 
 
 def _baselines(splits: Mapping[str, LabelledTexts], regression: bool) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.data.datasets import text_at
+from jaxformer.data.hub import load_hub_rows
 from jaxformer.data.pairs import read_lines, tsv_columns
 from jaxformer.data.polarity import read_polarity
 
@@ -107,15 +108,7 @@ def jsonl_labels(path: str, fields: tuple[str, ...], label: str | None) -> Label
 
 def huggingface_labels(path: str, fields: tuple[str, ...], label: str | None) -> LabelledTexts:
     """Data of the Hugging Face Hub, ``owner/name[:config][@split]``; labels by their names where they have any."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            "labelled texts 'huggingface_labels' need the datasets package: pip install 'jaxformer[datasets]'."
-        ) from error
-    whole, _, split = path.partition("@")
-    name, _, config = whole.partition(":")
-    rows = datasets.load_dataset(name, config or None, split=split or "train")
+    rows = load_hub_rows(path, "labelled texts 'huggingface_labels'")
     entries = [dict(row) for row in rows]
     names_of = getattr(rows.features.get(label), "names", None) if label else None
     if label and names_of:

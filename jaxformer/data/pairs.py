@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxformer.data.datasets import decode_utf8, json_texts, read_bytes, text_at
+from jaxformer.data.hub import hub_column, load_hub_rows
 from jaxformer.data.tokenizers import Tokenizer
 
 
@@ -161,21 +162,11 @@ def jsonl_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
 
 def huggingface_pairs(paths: tuple[str, ...], fields: tuple[str, str]) -> Pairs:
     """Data of the Hugging Face Hub, ``owner/name[:config][@split]``, in two columns ("a.b" is field b of column a)."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            "pairs 'huggingface_pairs' need the datasets package: pip install 'jaxformer[datasets]'."
-        ) from error
-    path, _, split = paths[0].partition("@")
-    name, _, config = path.partition(":")
-    rows = datasets.load_dataset(name, config or None, split=split or "train")
+    rows = load_hub_rows(paths[0], "pairs 'huggingface_pairs'")
     sides = []
     for field in fields:
         head = field if field in rows.column_names else field.partition(".")[0]
-        if head not in rows.column_names:
-            raise ValueError(f"data {paths[0]!r} have no column {field!r}; they have {', '.join(rows.column_names)}.")
-        entries = ({head: entry} for entry in rows[head])
+        entries = ({head: entry} for entry in hub_column(rows, head, paths[0]))
         sides.append([text_at(entry, field, f"{paths[0]}, row {index}") for index, entry in enumerate(entries)])
     names = [f"{paths[0]}:{index}" for index in range(len(sides[0]))]
     return Pairs(names, sides[0], sides[1], f"{paths[0]}, columns {_and(fields)}")
