@@ -13,6 +13,7 @@ from jaxformer.data.labelled_texts import LABEL_FILES, LabelledTexts, load_label
 from jaxformer.data.language_model import LanguageModelData, load_language_model_data
 from jaxformer.data.masked_rows import MaskedRows
 from jaxformer.data.masking import Masking
+from jaxformer.data.mixtures import MixedPairRows, mixing_rates
 from jaxformer.data.packed_pairs import PackedPairRows, packed_widths
 from jaxformer.data.packing import IGNORE_LABEL, Batch, TokenRows, check_ids, pack_documents, stream_documents
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
@@ -24,7 +25,7 @@ from jaxformer.data.pixels import PixelData, PixelRows, load_pixel_data
 from jaxformer.data.pretraining import load_masked_language_data, load_span_corruption_data
 from jaxformer.data.pretraining_data import PretrainingData
 from jaxformer.data.questions import Question, Questions, load_questions
-from jaxformer.data.sources import Data, data_loader
+from jaxformer.data.sources import PAIR_DATASETS, Data, data_loader
 from jaxformer.data.span_corruption import SpanRows
 from jaxformer.data.splits import limit_bytes, split_documents
 from jaxformer.data.squad import QuestionExamples, encode_questions, load_question_data
@@ -32,9 +33,10 @@ from jaxformer.data.subword_tokenizer import SubwordTokenizer
 from jaxformer.data.symbol_tokenizer import SymbolTokenizer
 from jaxformer.data.task_data import TaskData
 from jaxformer.data.tasks import TASKS, Task
+from jaxformer.data.text_tasks import TextTask, load_text_task_data
 from jaxformer.data.tokenizer_training import train_tokenizer, train_tokenizer_from_files
 from jaxformer.data.tokenizers import Tokenizer, load_tokenizer
-from jaxformer.data.translation import PAIR_DATASETS, load_pair_data
+from jaxformer.data.translation import load_pair_data
 
 __all__ = [
     "DATASETS",
@@ -61,6 +63,7 @@ __all__ = [
     "LanguageModelData",
     "MaskedRows",
     "Masking",
+    "MixedPairRows",
     "PackedPairRows",
     "PairData",
     "PairExamples",
@@ -83,6 +86,7 @@ __all__ = [
     "TaskData",
     "TaskExamples",
     "TaskRows",
+    "TextTask",
     "TokenRows",
     "Tokenizer",
     "bucket_widths",
@@ -113,8 +117,10 @@ __all__ = [
     "load_span_corruption_data",
     "load_tagged",
     "load_tagging_data",
+    "load_text_task_data",
     "load_tokenizer",
     "lzma_bits_per_byte",
+    "mixing_rates",
     "pack_documents",
     "packed_widths",
     "shift_right",

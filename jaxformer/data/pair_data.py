@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jaxformer.data import baselines
+from jaxformer.data.mixtures import MixedPairRows
 from jaxformer.data.packed_pairs import PackedPairRows
 from jaxformer.data.packing import join_documents
 from jaxformer.data.pair_rows import PairRows
@@ -79,7 +80,7 @@ class PairData:
         counts: pairs of each split, that of training too.
     """
 
-    train_rows: PairRows | PackedPairRows
+    train_rows: PairRows | PackedPairRows | MixedPairRows
     validation_rows: PairRows | PackedPairRows
     test_rows: PairRows | PackedPairRows | None
     tokenizer: Tokenizer

@@ -43,6 +43,14 @@ class GroupedRows(Protocol):
 
 
 @runtime_checkable
+class DrawnGroupedRows(GroupedRows, Protocol):
+    """Rows in groups whose places have other rows in every epoch, as ``MixedPairRows``; ``batch`` has a fixed draw."""
+
+    def drawn_batch(self, seed: int, epoch: int, indices: Integer[np.ndarray, " B"], group: int) -> Batch:
+        """Rows of a group by place in an epoch: a pure function of seed, epoch and place."""
+
+
+@runtime_checkable
 class Examples(Protocol):
     """Rows of one shape without end, each made from a seed and its index, as ``TaskExamples``."""
 
@@ -86,9 +94,9 @@ def train_batches(
     e is a permutation of all rows that depends on (seed, e) alone, and batches run on over the end of an epoch,
     so in each epoch each row comes exactly once; rows that are drawn are drawn for (seed, e). Of rows in groups, every
     batch is of one group: in an epoch the rows of each group are permuted and cut into batches, the last one filled up
-    with rows that have no target, and the batches of all groups are permuted; so each row comes exactly once, and every
-    epoch has as many batches. Batch k is the same rows in the same order for any number of processes: process i gets
-    the i-th part of it.
+    with rows that have no target, and the batches of all groups are permuted; so each row comes exactly once (each
+    place, where these have other rows in every epoch), and every epoch has as many batches. Batch k is the same rows in
+    the same order for any number of processes: process i gets the i-th part of it.
 
     Args:
         rows: the rows, in groups or not, or examples without end.
@@ -199,6 +207,7 @@ class _GroupedBatches:
 
     def __init__(self, rows: GroupedRows, batch_size: int, part: slice, seed: int | None):
         self._rows = rows
+        self._drawn = rows if isinstance(rows, DrawnGroupedRows) else None
         self._batch_size = batch_size
         self._part = part
         self._seed = seed
@@ -222,6 +231,8 @@ class _GroupedBatches:
         wanted = np.full(self._batch_size, len(self._rows), np.int64)
         found = members[start : start + self._batch_size]
         wanted[: len(found)] = found
+        if self._drawn is not None and self._seed is not None:
+            return self._drawn.drawn_batch(self._seed, epoch, wanted[self._part], group)
         return self._rows.batch(wanted[self._part], group)
 
     def _epoch_order(self, epoch: int) -> Int64[np.ndarray, " batches"]:

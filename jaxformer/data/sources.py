@@ -8,14 +8,20 @@ from jaxformer.data.classification import load_classification_data
 from jaxformer.data.conll import load_tagging_data
 from jaxformer.data.labelled_texts import LABEL_FILES
 from jaxformer.data.language_model import load_language_model_data
+from jaxformer.data.pair_splits import PAIR_MAKERS
+from jaxformer.data.pairs import PAIR_FILES
 from jaxformer.data.pictures import PICTURES
 from jaxformer.data.pipeline import Examples, GroupedRows, Rows
 from jaxformer.data.pixels import load_pixel_data
 from jaxformer.data.pretraining import MASKED, SPANS, load_masked_language_data, load_span_corruption_data
 from jaxformer.data.squad import load_question_data
 from jaxformer.data.tasks import TASKS
+from jaxformer.data.text_tasks import TEXT_TASKS, load_text_task_data
 from jaxformer.data.tokenizers import Tokenizer
-from jaxformer.data.translation import PAIR_DATASETS, load_pair_data
+from jaxformer.data.translation import load_pair_data
+
+PAIR_DATASETS: dict[str, Callable[..., Any]] = {**PAIR_FILES, **PAIR_MAKERS, TEXT_TASKS: load_text_task_data}
+"""All pairs that a config may name."""
 
 
 class Data(Protocol):
@@ -80,5 +86,5 @@ def data_loader(name: str) -> Callable[..., Any]:
     if name in TASKS:
         return load_algorithmic_data
     if name in PAIR_DATASETS:
-        return load_pair_data
+        return load_text_task_data if name == TEXT_TASKS else load_pair_data
     return load_pixel_data if name in PICTURES else load_language_model_data

@@ -145,7 +145,7 @@ def encode_questions(
             found = answer_tokens(spans, first, first + len(text))
         made += [(number, *row) for row in _windows(asked, ids, spans, found, length, stride, marks)]
     owners, places, tokens, types, masks, starts, ends, held = list(zip(*made)) or [()] * 8
-    per_token = {"token_types": (types, 0), "answer_mask": (masks, False)}
+    per_token: dict[str, tuple[Sequence[np.ndarray], Any]] = {"token_types": (types, 0), "answer_mask": (masks, False)}
     if targets == "tokens":
         contexts_at = [slice(place, place + len(spans)) for place, spans in zip(places, held)]
         wanted = [token_targets(len(ids), *row) for ids, *row in zip(tokens, contexts_at, starts, ends)]

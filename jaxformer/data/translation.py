@@ -1,27 +1,15 @@
 """From the name of pairs to the rows and texts of a model that reads a source and writes a target."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-
-from jaxformer.data.dates import date_pairs
 from jaxformer.data.packed_pairs import PackedPairRows, packed_widths
 from jaxformer.data.pair_data import PairData, PairExamples, decoder_start
 from jaxformer.data.pair_rows import PairRows, Widths, bucket_widths, fitting_widths
-from jaxformer.data.pairs import PAIR_FILES, MadePairs, Pairs, load_pairs
-from jaxformer.data.splits import split_indices
-from jaxformer.data.task_pairs import PAIR_TASKS
-from jaxformer.data.tokenizers import Tokenizer, encode_texts, load_tokenizer
+from jaxformer.data.pair_splits import PAIR_MAKERS, encode_pairs, make_pairs, pair_tokenizers, read_pairs, refuse
+from jaxformer.data.pairs import Pairs
+from jaxformer.data.tokenizers import Tokenizer
 
 BATCHINGS = ("bucketed", "packed", "padded")
-
-PAIR_MAKERS: dict[str, Callable[..., MadePairs]] = {"dates": date_pairs, **PAIR_TASKS}
-"""Pairs that are made by name; each takes its own numbers."""
-
-PAIR_DATASETS: dict[str, Callable[..., Any]] = {**PAIR_FILES, **PAIR_MAKERS}
-"""All pairs that a config may name."""
 
 
 def load_pair_data(
@@ -53,7 +41,7 @@ def load_pair_data(
     end id alone.
 
     Args:
-        name: pairs of ``PAIR_DATASETS``.
+        name: pairs of ``PAIR_FILES`` or ``PAIR_MAKERS``.
         train: files of the training pairs: source and target (parallel), or the one of both; of the Hugging Face Hub
             ("owner/name[:config][@split]",), where a split that is not named is train, validation or test by argument.
         validation: files of the validation pairs; none = a share of the training pairs.
@@ -86,12 +74,7 @@ def load_pair_data(
     Raises:
         ValueError: an argument cannot be used, a file cannot be read, or no pair is left.
     """
-    if batching not in BATCHINGS:
-        raise ValueError(f"batching is {batching!r}; must be one of {', '.join(BATCHINGS)}.")
-    if num_buckets < 1:
-        raise ValueError(f"num_buckets is {num_buckets}, must be at least 1.")
-    if length is not None and length < 1:
-        raise ValueError(f"length is {length}, must be at least 1 token, or None.")
+    check_layout(batching, num_buckets, length)
     paths = {"train": train, "validation": validation, "test": test}
     numbers = {
         "train_examples": train_examples,
@@ -105,98 +88,27 @@ def load_pair_data(
     }
     numbers = {argument: value for argument, value in numbers.items() if value is not None}
     if name in PAIR_MAKERS:
-        splits, own = _make(name, paths, numbers, (tokenizer, source_tokenizer), split_seed)
+        splits, own = make_pairs(name, paths, numbers, (tokenizer, source_tokenizer), split_seed)
         both = (own, own)
     else:
-        _refuse(name, numbers)
-        splits = _read(name, paths, fields, validation_fraction, split_seed)
-        both = _tokenizers("bytes" if tokenizer is None else tokenizer, source_tokenizer)
-    examples = {split: _encode(name, pairs, *both) for split, pairs in splits.items()}
-    return _lay_out(splits["train"], examples, *both, length, batching, num_buckets)
+        refuse(name, numbers)
+        splits = read_pairs(name, paths, fields, validation_fraction, split_seed)
+        both = pair_tokenizers("bytes" if tokenizer is None else tokenizer, source_tokenizer)
+    examples = {split: encode_pairs(name, pairs, *both) for split, pairs in splits.items()}
+    return lay_out_pairs(splits["train"], examples, *both, length, batching, num_buckets)
 
 
-def _refuse(name: str, arguments: Mapping[str, Any]) -> None:
-    for argument, value in arguments.items():
-        raise ValueError(f"pairs {name!r} take no {argument}, got {value!r}.")
+def check_layout(batching: str, num_buckets: int, length: int | None) -> None:
+    """Raises ValueError for a way to lay out rows that there is not."""
+    if batching not in BATCHINGS:
+        raise ValueError(f"batching is {batching!r}; must be one of {', '.join(BATCHINGS)}.")
+    if num_buckets < 1:
+        raise ValueError(f"num_buckets is {num_buckets}, must be at least 1.")
+    if length is not None and length < 1:
+        raise ValueError(f"length is {length}, must be at least 1 token, or None.")
 
 
-def _make(
-    name: str,
-    paths: Mapping[str, Sequence[str]],
-    numbers: Mapping[str, Any],
-    tokenizers: Sequence[str | Tokenizer | None],
-    seed: int,
-) -> MadePairs:
-    """Pairs that are made, and their tokenizer for both sides; what they take not is refused."""
-    _refuse(name, {split: given for split, given in paths.items() if given})
-    known = inspect.signature(PAIR_MAKERS[name]).parameters
-    _refuse(name, {argument: value for argument, value in numbers.items() if argument not in known})
-    made = PAIR_MAKERS[name](**numbers, split_seed=seed)
-    for argument, given in zip(("tokenizer", "source_tokenizer"), tokenizers, strict=True):
-        if given is not None and (load_tokenizer(given) if isinstance(given, str) else given) != made.tokenizer:
-            raise ValueError(f"pairs {name!r} bring their own tokenizer; {argument} is {given!r}, must be None.")
-    return made
-
-
-def _read(
-    name: str, paths: Mapping[str, Sequence[str]], fields: tuple[str, str], fraction: float, seed: int
-) -> dict[str, Pairs]:
-    """Pairs in files, those of training without blanks; a share of these where there is no file for validation."""
-    if name in PAIR_FILES and not paths["train"]:
-        raise ValueError(f"pairs {name!r} need train: the paths of their files.")
-    splits = {
-        split: load_pairs(name, paths=_of_split(name, given, split), fields=fields)
-        for split, given in paths.items()
-        if given or split == "train"
-    }
-    splits["train"] = splits["train"].without_blank()
-    if not len(splits["train"]):
-        raise ValueError(f"{splits['train'].source}: a side of every training pair is blank.")
-    return splits if "validation" in splits else splits | _hold_out(splits["train"], fraction, seed)
-
-
-def _of_split(name: str, paths: Sequence[str], split: str) -> Sequence[str]:
-    """The paths; on the Hugging Face Hub those of a split that is not named are that of the same name."""
-    if name != "huggingface_pairs" or isinstance(paths, str):
-        return paths
-    return [path if "@" in path else f"{path}@{split}" for path in paths]
-
-
-def _hold_out(pairs: Pairs, fraction: float, seed: int) -> dict[str, Pairs]:
-    """Training and validation pairs, told apart by the hash of the source."""
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"validation_fraction is {fraction}; must be above 0 and below 1.")
-    training, held_out = split_indices(pairs.sources, fraction, seed=seed)
-    if not held_out:
-        raise ValueError(f"{pairs.source}: there are not two different sources to split; give validation.")
-    return {"train": pairs.take(training, pairs.skipped), "validation": pairs.take(held_out)}
-
-
-def _tokenizers(tokenizer: str | Tokenizer, source: str | Tokenizer | None) -> tuple[Tokenizer, Tokenizer]:
-    """Of sources and of targets; one object where the same is meant."""
-    target = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    if source is None or source == tokenizer:
-        source = target
-    source = load_tokenizer(source) if isinstance(source, str) else source
-    for argument, loaded in (("source_tokenizer", source), ("tokenizer", target)):
-        if loaded.eos_id is None:
-            raise ValueError(f"{argument} {loaded.name!r} has no end token, which every text of a pair ends with.")
-    return source, target
-
-
-def _encode(name: str, pairs: Pairs, source_tokenizer: Tokenizer, tokenizer: Tokenizer) -> PairExamples:
-    """Ids of both sides, each ended."""
-    sources, targets = (
-        [
-            np.array([*ids.tolist(), loaded.eos_id], np.int32)
-            for ids in encode_texts(loaded, texts, names=pairs.names, dataset=name)
-        ]
-        for loaded, texts in ((source_tokenizer, pairs.sources), (tokenizer, pairs.targets))
-    )
-    return PairExamples(sources, targets, pairs.sources, pairs.targets, pairs.labels)
-
-
-def _lay_out(
+def lay_out_pairs(
     pairs: Pairs,
     examples: dict[str, PairExamples],
     source_tokenizer: Tokenizer,

@@ -14,6 +14,7 @@ from jaxformer.data import (
     data_loader,
     load_pair_data,
     load_pairs,
+    load_text_task_data,
     train_tokenizer,
 )
 from jaxformer.data.vocabulary import with_sentinels
@@ -348,10 +349,10 @@ def test_the_baseline_is_the_entropy_of_targets_with_their_end(tmp_path):
 def test_every_name_is_loaded_as_pairs_and_described():
     assert set(PAIR_DATASETS) == {
         *("parallel", "tsv_pairs", "jsonl_pairs", "huggingface_pairs"),
-        *("dates", "copy_pairs", "reverse_pairs", "sort_pairs"),
+        *("dates", "copy_pairs", "reverse_pairs", "sort_pairs", "text_tasks"),
     }
     for name, load in PAIR_DATASETS.items():
-        assert data_loader(name) is load_pair_data
+        assert data_loader(name) is (load_text_task_data if name == "text_tasks" else load_pair_data)
         assert 20 < len(load.__doc__.splitlines()[0]) < 200
 
 
