@@ -54,10 +54,12 @@ def start_values(config: ConfigDict, earlier: Mapping[str, object] | None = None
       The values; none where there is no start.
 
     Raises:
-      ConfigError: the start is no run, or the config gives what the start decides.
+      ConfigError: the start is missing or no run, or the config gives what it decides.
       CheckpointError: the start has no such step.
     """
     if not has_start(config):
+        if "name" not in config.model:
+            raise ConfigError("config.start.workdir is None, must be the run directory that the model comes from")
         return {}
     if earlier is not None:
         return {path: value for path, value in earlier.items() if path in _DECIDED}
