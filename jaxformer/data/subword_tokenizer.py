@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsInt
 
@@ -60,6 +61,7 @@ class SubwordTokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
+        _read_no_special_pieces(self.backend)
         self.name = name
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         if not vocabulary:
@@ -116,6 +118,35 @@ class SubwordTokenizer:
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         write_file(config_file(file), json.dumps(config, indent=2))
         write_file(file, self.backend.to_str(pretty=True))
+
+
+def _read_no_special_pieces(backend: Backend) -> None:
+    """Has text that looks like a special token cut behind its first character, if the model reads it as the token.
+
+    Unigram models do, in whose vocabulary special tokens stand as pieces.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    added = backend.get_added_tokens_decoder().items()
+    special = {piece.content: token for token, piece in added if piece.special and piece.content}
+    firsts, whole = (
+        backend.encode_batch(texts, add_special_tokens=False) for texts in ([name[0] for name in special], [*special])
+    )
+    # What the first character alone is read as is the unknown token, which text may well be.
+    read = [
+        name
+        for (name, token), first, one in zip(special.items(), firsts, whole)
+        if token in one.ids and token not in first.ids
+    ]
+    if not read:
+        return
+    rests: dict[str, list[str]] = {}
+    for name in read:
+        rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+    split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
+    before = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*before, split])
 
 
 def _find_special_tokens(vocabulary: dict[str, int], given: dict[str, str], name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, symbols, characters, and any ``tokenizer.json`` of the `tokenizers` library."""
+"""Text to token ids and back: bytes, symbols, characters, any ``tokenizer.json``, and models of SentencePiece."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxformer.data.byte_tokenizer import BYTES_FILE, ByteTokenizer
 from jaxformer.data.character_tokenizer import CHARACTERS, CharacterTokenizer
+from jaxformer.data.sentencepiece_model import as_tokenizer, read_sentencepiece
 from jaxformer.data.subword_tokenizer import SubwordTokenizer
 from jaxformer.data.symbol_tokenizer import SYMBOLS, SymbolTokenizer
 from jaxformer.data.tokenizer_files import config_file
@@ -63,7 +64,9 @@ def load_tokenizer(
 
     Args:
         source: "bytes", a ``tokenizer.json``, or a folder that holds one (a run directory, a published model). A
-            ``tokenizer_config.json`` beside the file names the special tokens; otherwise they are found by name.
+            ``tokenizer_config.json`` beside the file names the special tokens; otherwise they are found by name. Or a
+            unigram ``.model`` of SentencePiece, or a folder that holds a ``spiece.model`` alone: with the ids of the
+            file, so T5's sentinels are to be added (``jaxformer.data.vocabulary.with_sentinels``).
 
     Returns:
         The tokenizer; its ``summary`` says which special tokens were found.
@@ -75,8 +78,16 @@ def load_tokenizer(
         return ByteTokenizer()
     path = Path(source).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and not file.is_file() and (path / "spiece.model").is_file():
+        file = path / "spiece.model"
     if not file.is_file():
         raise ValueError(f'tokenizer {str(source)!r} is not "bytes", a tokenizer.json, or a folder that holds one.')
+    if file.suffix == ".model":
+        try:
+            backend, special_tokens = as_tokenizer(read_sentencepiece(file.read_bytes()))
+        except ValueError as error:
+            raise ValueError(f"{file} is not a tokenizer that can be read: {error}.") from error
+        return SubwordTokenizer(backend, name=str(source), special_tokens=special_tokens)
     try:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text)
