@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import evaluate, generate, show, tokenizer, train
+from jaxformer.cli import embed, evaluate, generate, predict, show, tokenizer, train
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
@@ -16,6 +16,8 @@ COMMANDS = {
     "train": train,
     "eval": evaluate,
     "generate": generate,
+    "predict": predict,
+    "embed": embed,
     "tokenizer": tokenizer,
     "list": show,
 }

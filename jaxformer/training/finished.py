@@ -16,9 +16,11 @@ from jaxformer.training.checkpoint_reading import choose_step, restore_model
 from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.config import read_config, resolve
 from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
+from jaxformer.training.evaluating_tasks import evaluate_splits
 from jaxformer.training.other_attention import with_attention
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.pondering import write_ponder_maps
+from jaxformer.training.predictor import make_predictor, predicts
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sharding import make_mesh, state_shardings
 from jaxformer.training.state import abstract_state
@@ -133,7 +135,8 @@ def evaluate_run(
       The figures of `evaluate` with status, step and data, and by bucket, where the data have buckets; of a model
       whose tokens halt by themselves the folder of its ponder maps, which are written into the run directory; of a
       run of pairs the figures of its validation examples translated, and of test examples under ``test``: what was
-      translated stands in the files named ``translations``, in the run directory.
+      translated stands in the files named ``translations``, in the run directory. So too of a run that classifies, tags
+      or answers, with ``predictions``.
 
     Raises:
       ConfigError: no run was started there, an override that would change the model, or an attention that has other
@@ -147,7 +150,8 @@ def evaluate_run(
     if any(override.startswith(("data.name=", "data.path=")) for override in overrides):
         whole = {"validation_fraction": 1.0, "validation_bytes": None}
         own = read_run(workdir)
-        known = () if translates(own) else own.data  # pairs name their files split by split
+        # Pairs and tasks name their files split by split.
+        known = () if translates(own) or predicts(own) else own.data
         overrides = [*(f"data.{name}={value}" for name, value in whole.items() if name in known), *overrides]
     config = read_run(workdir, overrides)
     mesh = make_mesh(**config.mesh)
@@ -164,6 +168,10 @@ def evaluate_run(
     if translates(config):
         translator = make_translator(RunDirectory(workdir), config, model, params, model_state)
         figures = _evaluate_translations(workdir, number, translator, eval_step, figures, config, data, mesh)
+    if predicts(config):
+        predictor = make_predictor(RunDirectory(workdir), config, model, params, model_state, mesh=mesh)
+        folder = RunDirectory(workdir).predictions / f"step_{number:08}"
+        figures = evaluate_splits(folder, predictor, eval_step, figures, config, data, mesh)
     return {"status": "completed", "step": number, "split": "validation", **figures, "data": data.summary}
 
 

@@ -16,8 +16,11 @@ from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.config import RunConfig, resolve
 from jaxformer.training.drawing import draw_sample
 from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
+from jaxformer.training.evaluating_tasks import check_predictions
+from jaxformer.training.example_figures import example_figures
 from jaxformer.training.metrics import MetricsWriter, read_metrics
 from jaxformer.training.pondering import write_ponder_maps
+from jaxformer.training.predictor import predicts, record_task
 from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sharding import make_mesh, shard_batch
@@ -37,8 +40,6 @@ from jaxformer.training.startup import (
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import make_eval_step
 from jaxformer.training.step_log import StepLog
-from jaxformer.training.translating import translate_examples
-from jaxformer.training.translator import Translator, translates
 
 
 def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> dict[str, Any]:
@@ -76,6 +77,7 @@ def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> d
         decided = earlier[1] if earlier else {**started, **decided_values(begun, data)}
         config = resolve(given.config, decided)
         check_sample(config, data)
+        check_predictions(config)
         parts = make_parts(config, mesh)
         introduce(progress, config, mesh, data, parts)
         keep = {"keep_latest": config.checkpoint.keep_latest, "keep_best": config.checkpoint.keep_best}
@@ -85,6 +87,8 @@ def train_and_evaluate(config: RunConfig | ConfigDict, workdir: str | Path) -> d
             batches = training_batches(config, data, mesh)
             state, start = restore_or_init(config, parts, checkpoints, batches, data, progress)
             with open_records(directory, given, decided, data, start) as metrics:
+                if predicts(config) and metrics is not None:
+                    record_task(directory, data)
                 run = _Run(config, workdir, mesh, data, parts, checkpoints, metrics, progress, interruption)
                 return _train(run, state, start, batches)
 
@@ -177,27 +181,16 @@ def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> d
         eval_step, run.parts.model, state.params, state.model_state, run.config, run.data, run.mesh
     )
     say_buckets(run.progress.say, buckets)
-    figures |= _translate(run, state)
+    directory = RunDirectory(Path(run.workdir))
+    of_texts = example_figures(directory, run.config, run.parts.model, state, run.data, run.mesh)
+    if of_texts:
+        run.progress.say("  " + "  ".join(f"{name.replace('_', ' ')} {of_texts[name]:.4g}" for name in of_texts))
+    figures |= of_texts
     if run.metrics is not None:
         run.metrics.write(step, "validation", **figures)
         for name, values in buckets.items():
             run.metrics.write(step, name, **values)
     return {**figures, "buckets": buckets} if buckets else figures
-
-
-def _translate(run: _Run, state: TrainState) -> dict[str, float]:
-    """Figures of validation examples translated by the model as it is, where the run is of pairs and asks for them."""
-    config, data = run.config, run.data
-    # One process translates; the parameters of several are spread out of its reach.
-    if not translates(config) or not config.eval.decode_examples or jax.process_count() > 1:
-        return {}
-    tokenizers = (data.source_tokenizer, data.tokenizer)
-    translator = Translator(run.parts.model, state.params, state.model_state, *tokenizers, data.start_id)
-    examples = data.splits["validation"]
-    figures = translate_examples(translator, examples, config.eval, config.eval.decode_examples).figures
-    figures = {name: value for name, value in figures.items() if isinstance(value, float)}
-    run.progress.say("  " + "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items()))
-    return figures
 
 
 def _draw_sample(run: _Run, state: TrainState, step: int) -> None:

@@ -91,6 +91,16 @@ class RunDirectory:
         return self.path / "translations"
 
     @property
+    def task(self) -> Path:
+        """What a run's predictions are: the task and its classes."""
+        return self.path / "task.json"
+
+    @property
+    def predictions(self) -> Path:
+        """A folder for each step whose predictions were written."""
+        return self.path / "predictions"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files, where `log.tensorboard` is set."""
         return self.path / "tensorboard"
