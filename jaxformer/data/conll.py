@@ -1,6 +1,7 @@
 """Words with a tag each, in CoNLL's columns: named entities, read, turned into rows, and kept to predict from."""
 
 import collections
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from jaxformer.data.example_rows import ExampleRows
+from jaxformer.data.hub import hub_column, load_hub_rows, paths_of_split
 from jaxformer.data.packing import IGNORE_LABEL
 from jaxformer.data.pairs import read_lines
 from jaxformer.data.sentence_pairs import pair_layout
@@ -16,6 +18,8 @@ from jaxformer.data.task_data import TaskData, in_groups, read_splits, task_toke
 from jaxformer.data.tokenizers import Tokenizer, encode_texts
 
 OUTSIDE = "O"
+TAG_FILES = ("conll", "huggingface_tags")
+"""What ``load_tagging_data`` reads."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,36 @@ def load_tagged(path: str) -> TaggedSentences:
     return TaggedSentences(names, words, None, path)
 
 
+def hub_tagged(path: str, fields: tuple[str, str] = ("tokens", "ner_tags")) -> TaggedSentences:
+    """Words to tag of the Hugging Face Hub, ``owner/name[:config][@split]``, in two columns of lists.
+
+    Args:
+        path: of the data.
+        fields: the columns of the words and of the tags: names as of ``load_tagged``, or their numbers where the
+            column knows the names. Without a column of tags there is nothing but to predict.
+
+    Raises:
+        ValueError: the `datasets` library or the column of words is missing, a tag is of another form, or there is no
+            word.
+    """
+    rows = load_hub_rows(path, "words 'huggingface_tags'")
+    words = [list(map(str, sentence)) for sentence in hub_column(rows, fields[0], path)]
+    names = [f"{path}:{index}" for index in range(len(words))]
+    tags = None
+    if fields[1] in rows.column_names:
+        kinds = getattr(getattr(rows.features[fields[1]], "feature", None), "names", None)
+        tags = [[kinds[tag] if kinds else str(tag) for tag in sentence] for sentence in rows[fields[1]]]
+        for name, sentence, of_sentence in zip(names, words, tags):
+            wrong = [tag for tag in of_sentence if tag != OUTSIDE and not tag.startswith(("B-", "I-"))]
+            if wrong or len(sentence) != len(of_sentence):
+                what = f"tag {wrong[0]!r} is not O, B-class or I-class" if wrong else "words and tags differ in number"
+                raise ValueError(f"{name}: {what}.")
+    kept = [index for index, sentence in enumerate(words) if sentence]
+    if not kept:
+        raise ValueError(f"{path} holds no word.")
+    return TaggedSentences(names, words, tags, path).take(kept)
+
+
 def encode_tagged(
     sentences: TaggedSentences, tokenizer: Tokenizer, *, length: int, classes: Sequence[str], dataset: str = "conll"
 ) -> TaggingExamples:
@@ -165,6 +199,7 @@ def load_tagging_data(
     train: Sequence[str] = (),
     validation: Sequence[str] = (),
     test: Sequence[str] = (),
+    fields: tuple[str, str] = ("tokens", "ner_tags"),
     tokenizer: str | Tokenizer = "bytes",
     length: int = 128,
     num_buckets: int = 4,
@@ -174,10 +209,12 @@ def load_tagging_data(
     """Loads words to tag.
 
     Args:
-        name: "conll".
-        train: the training file.
+        name: "conll" or "huggingface_tags".
+        train: the training file; of the Hugging Face Hub ("owner/name[:config][@split]",), where a split that is not
+            named is train, validation or test by argument.
         validation: the validation file; none = a share of the training sentences.
         test: the test file; none = no test.
+        fields: of the Hub the columns of words and of tags.
         tokenizer: "bytes", a ``tokenizer.json`` or its folder, or a tokenizer.
         length: tokens of a row at most; words behind are cut off and count as ``O`` where they are predicted.
         num_buckets: groups of rows of one width at most.
@@ -190,14 +227,16 @@ def load_tagging_data(
     Raises:
         ValueError: an argument cannot be used, or a file cannot be read.
     """
-    if name != "conll":
-        raise ValueError(f"name is {name!r}; must be 'conll'.")
+    if name not in TAG_FILES:
+        raise ValueError(f"name is {name!r}; must be one of {', '.join(TAG_FILES)}.")
+    read = functools.partial(hub_tagged, fields=fields) if name == "huggingface_tags" else load_tagged
+    paths = {"train": train, "validation": validation, "test": test}
     loaded = task_tokenizer(tokenizer)
     splits = read_splits(
-        load_tagged,
+        read,
         TaggedSentences.take,
         lambda sentences: [" ".join(words) for words in sentences.words],
-        {"train": train, "validation": validation, "test": test},
+        {split: paths_of_split(name, given, split) for split, given in paths.items()},
         validation_fraction,
         split_seed,
     )

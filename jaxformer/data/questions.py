@@ -1,12 +1,13 @@
 """Questions on texts, answered by a piece of the text, as SQuAD's files hold them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxformer.data.datasets import decode_utf8, read_bytes
+from jaxformer.data.hub import hub_column, load_hub_rows
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,41 @@ def load_questions(path: str) -> Questions:
     return Questions([question for question, _ in read], path, sum(skipped for _, skipped in read))
 
 
+def hub_questions(path: str) -> Questions:
+    """Questions of the Hugging Face Hub, ``owner/name[:config][@split]``, in the columns that SQuAD has there.
+
+    These are id, question, context, and answers with lists ``text`` and ``answer_start``, empty where the context does
+    not answer; without the last there is nothing but to answer.
+
+    Raises:
+        ValueError: the `datasets` library is missing, a column is, or is of another form, or there is no question.
+    """
+    rows = load_hub_rows(path, "questions 'huggingface_questions'")
+    columns = [hub_column(rows, name, path) for name in ("id", "question", "context")]
+    given = hub_column(rows, "answers", path) if "answers" in rows.column_names else [None] * len(columns[0])
+    try:
+        read = []
+        for name, question, context, answers in zip(*columns, given):
+            pairs = zip(answers["text"], answers["answer_start"], strict=True) if answers else ()
+            entry = {"answers": [{"text": text, "answer_start": start} for text, start in pairs]}
+            read.append(_question(context, {"id": name, "question": question, **entry}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"data {path!r}: answers are not in the form of SQuAD ({error}).") from error
+    if not read:
+        raise ValueError(f"data {path!r} hold no question.")
+    return Questions([question for question, _ in read], path, sum(skipped for _, skipped in read))
+
+
 def _question(context: str, entry: dict[str, Any]) -> tuple[Question, int]:
     """A question, and how many of its answers do not stand where they should."""
     given = [] if entry.get("is_impossible") else entry.get("answers", [])
     answers = [(answer["text"], int(answer["answer_start"])) for answer in given]
     right = tuple((text, start) for text, start in answers if context[start : start + len(text)] == text != "")
     return Question(str(entry["id"]), entry["question"], context, right), len(answers) - len(right)
+
+
+QUESTION_FILES: dict[str, Callable[[str], Questions]] = {
+    "squad": load_questions,
+    "huggingface_questions": hub_questions,
+}
+"""Questions by name; each takes a path."""

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from jaxformer.data.algorithmic import load_algorithmic_data
 from jaxformer.data.classification import load_classification_data
-from jaxformer.data.conll import load_tagging_data
+from jaxformer.data.conll import TAG_FILES, load_tagging_data
 from jaxformer.data.labelled_texts import LABEL_FILES
 from jaxformer.data.language_model import load_language_model_data
 from jaxformer.data.pair_splits import PAIR_MAKERS
@@ -14,6 +14,7 @@ from jaxformer.data.pictures import PICTURES
 from jaxformer.data.pipeline import Examples, GroupedRows, Rows
 from jaxformer.data.pixels import load_pixel_data
 from jaxformer.data.pretraining import MASKED, SPANS, load_masked_language_data, load_span_corruption_data
+from jaxformer.data.questions import QUESTION_FILES
 from jaxformer.data.squad import load_question_data
 from jaxformer.data.tasks import TASKS
 from jaxformer.data.text_tasks import TEXT_TASKS, load_text_task_data
@@ -64,14 +65,17 @@ class Data(Protocol):
         """A line on source and sizes."""
 
 
-FINE_TUNING: dict[str, Callable[..., Any]] = {"conll": load_tagging_data, "squad": load_question_data}
-"""Loaders of data that have one form each."""
+FINE_TUNING: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(TAG_FILES, load_tagging_data),
+    **dict.fromkeys(QUESTION_FILES, load_question_data),
+}
+"""Loaders of words to tag and of questions by name."""
 
 
 def data_loader(name: str) -> Callable[..., Any]:
     """The function that loads data of a name: an algorithmic task, pairs, pictures, or else a text dataset.
 
-    "conll" is words to tag, "squad" questions, and those of ``LABEL_FILES`` are texts to classify.
+    Those of ``FINE_TUNING`` are words to tag or questions, and those of ``LABEL_FILES`` are texts to classify.
     "masked:" or "spans:" in front of a text dataset's name has it laid out for pretraining of an encoder, or of an
     encoder-decoder.
     """

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from jaxformer.data.example_rows import ExampleRows
+from jaxformer.data.hub import paths_of_split
 from jaxformer.data.offsets import encode_with_offsets
 from jaxformer.data.packing import IGNORE_LABEL
-from jaxformer.data.questions import Questions, load_questions
+from jaxformer.data.questions import QUESTION_FILES, Questions
 from jaxformer.data.sentence_pairs import pair_layout
 from jaxformer.data.task_data import TaskData, in_groups, read_splits, task_tokenizer
 from jaxformer.data.tokenizers import Tokenizer
@@ -205,8 +206,9 @@ def load_question_data(
     """Loads questions that a piece of a text answers.
 
     Args:
-        name: "squad".
-        train: the training file.
+        name: one of ``QUESTION_FILES``.
+        train: the training file; of the Hugging Face Hub ("owner/name[:config][@split]",), where a split that is not
+            named is train, validation or test by argument.
         validation: the validation file; none = the questions on a share of the training contexts.
         test: the test file; none = no test.
         tokenizer: "bytes", a ``tokenizer.json`` or its folder, or a tokenizer.
@@ -225,14 +227,15 @@ def load_question_data(
     Raises:
         ValueError: an argument cannot be used, or a file cannot be read.
     """
-    if name != "squad":
-        raise ValueError(f"name is {name!r}; must be 'squad'.")
+    if name not in QUESTION_FILES:
+        raise ValueError(f"name is {name!r}; must be one of {', '.join(QUESTION_FILES)}.")
     loaded = task_tokenizer(tokenizer)
+    paths = {"train": train, "validation": validation, "test": test}
     splits = read_splits(
-        load_questions,
+        QUESTION_FILES[name],
         Questions.take,
         lambda questions: [question.context for question in questions.questions],
-        {"train": train, "validation": validation, "test": test},
+        {split: paths_of_split(name, given, split) for split, given in paths.items()},
         validation_fraction,
         split_seed,
     )

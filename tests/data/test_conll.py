@@ -1,10 +1,13 @@
 import os
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxformer.data import data_loader, load_tagged, load_tagging_data, load_tokenizer, train_tokenizer
+from jaxformer.data.conll import hub_tagged
 
 FILE = "EU\tB-org\nrejects\tO\n\t\nPeter\tB-per\nBlackburn\tI-per\n  \n\n-DOCSTART-\tO\n\nworks\tO\nunhappily\tO\n"
 SHARED = Path(os.environ.get("JAXFORMER_SHARED_DATA", Path(__file__).parents[3] / "shared/data"))
@@ -95,3 +98,58 @@ def test_wnut_17_is_read_as_published():
         kinds = {tag[2:] for tags in read.tags for tag in tags if tag != "O"}
         assert kinds == {"person", "location", "group", "corporation", "product", "creative-work"}
     assert list(counts.values()) == [3394, 1009, 1287]
+
+
+class _Table(dict):
+    """The part of the Hub library's table that is used: columns, their names, and their features."""
+
+    column_names = property(list)
+    names = ["O", "B-org", "I-org"]  # noqa: RUF012
+
+    @property
+    def features(self):
+        numbers = types.SimpleNamespace(feature=types.SimpleNamespace(names=self.names))
+        return {"tokens": None, "ner_tags": numbers, "texts": types.SimpleNamespace(feature=None)}
+
+
+def test_the_hub_gives_words_with_tags_by_number_or_by_name(monkeypatch):
+    asked = []
+    columns = {
+        "tokens": [["EU", "rejects"], [], ["Peter"]],
+        "ner_tags": [[1, 0], [], [2]],
+        "texts": [["B-x", "O"], [], ["I-x"]],
+    }
+
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        return _Table({key: columns[key] for key in columns if split != "bare" or key == "tokens"})
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    path = ("owner/name:part",)
+    data = load_tagging_data(name="huggingface_tags", train=path, validation=path, test=("owner/name@bare",))
+    assert data_loader("huggingface_tags") is load_tagging_data
+    assert asked == [
+        ("owner/name", "part", "train"),
+        ("owner/name", "part", "validation"),
+        ("owner/name", None, "bare"),
+    ]
+    assert data.classes == ("O", "B-org", "I-org")
+    sentences = data.splits["train"].sentences
+    assert sentences.names == ["owner/name:part@train:0", "owner/name:part@train:2"]
+    assert (sentences.words, sentences.tags) == ([["EU", "rejects"], ["Peter"]], [["B-org", "O"], ["I-org"]])
+    assert data.splits["test"].sentences.tags is None
+    read = hub_tagged("owner/name", ("tokens", "texts"))
+    assert read.tags == [["B-x", "O"], ["I-x"]]
+    for column, message in (([[1], [], [2]], "words and tags differ"), ([[1, 0], [], [3]], "'X' is not O, B-class")):
+        columns["ner_tags"] = column
+        monkeypatch.setattr(_Table, "names", ["O", "B-org", "I-org", "X"])
+        with pytest.raises(ValueError, match=message):
+            hub_tagged("owner/name")
+    with pytest.raises(ValueError, match="have no column 'words'; they have tokens, ner_tags, texts"):
+        hub_tagged("owner/name", ("words", "ner_tags"))
+    columns["tokens"], columns["ner_tags"] = [[]], [[]]
+    with pytest.raises(ValueError, match="holds no word"):
+        hub_tagged("owner/name")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'jaxformer\[datasets\]'"):
+        hub_tagged("owner/name")

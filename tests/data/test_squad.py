@@ -1,5 +1,7 @@
 import json
 import os
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from jaxformer.data import (
 )
 from jaxformer.data.answers import best_spans
 from jaxformer.data.offsets import encode_with_offsets
+from jaxformer.data.questions import hub_questions
 from jaxformer.data.squad import token_targets
 
 SHARED = Path(os.environ.get("JAXFORMER_SHARED_DATA", Path(__file__).parents[3] / "shared/data"))
@@ -226,6 +229,51 @@ def test_data_of_a_run(file):
         load_question_data(train=(file,))
     with pytest.raises(ValueError, match="length is 20"):
         load_question_data(train=(file,), validation=(file,), length=20, question_length=20)
+
+
+class _Table(dict):
+    """The part of the Hub library's table that is used: columns and their names."""
+
+    column_names = property(list)
+
+
+def test_the_hub_gives_questions_in_the_columns_of_squad(file, monkeypatch):
+    whole = load_questions(file)
+    asked = []
+    table = _Table(
+        id=[question.name for question in whole.questions],
+        question=[question.question for question in whole.questions],
+        context=[question.context for question in whole.questions],
+        answers=[
+            {"text": [text for text, _ in question.answers], "answer_start": [start for _, start in question.answers]}
+            for question in whole.questions
+        ],
+    )
+
+    def load_dataset(name, config, split):
+        asked.append((name, config, split))
+        return table
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    path, shape = ("owner/name",), {"length": 60, "stride": 20, "question_length": 20}
+    data = load_question_data(name="huggingface_questions", train=path, validation=path, **shape)
+    assert data_loader("huggingface_questions") is load_question_data
+    assert asked == [("owner/name", None, "train"), ("owner/name", None, "validation")]
+    assert data.splits["train"].questions.questions == whole.questions
+    assert data.hash == load_question_data(train=(file,), validation=(file,), **shape).hash
+    table["answers"][1]["answer_start"] = [3]
+    assert hub_questions("owner/name").skipped == 1
+    for wrong in ({"text": ["a"]}, {"text": ["a"], "answer_start": []}, 5):
+        table["answers"][1] = wrong
+        with pytest.raises(ValueError, match="answers are not in the form of SQuAD"):
+            hub_questions("owner/name")
+    del table["answers"]
+    assert not any(question.answers for question in hub_questions("owner/name").questions)
+    del table["context"]
+    with pytest.raises(ValueError, match="no column 'context'; they have id, question"):
+        hub_questions("owner/name")
+    with pytest.raises(ValueError, match="name is 'squat'; must be one of squad, huggingface_questions"):
+        load_question_data(name="squat", train=(file,))
 
 
 @pytest.mark.data
