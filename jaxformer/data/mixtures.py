@@ -148,9 +148,9 @@ class MixedPairRows:
 
     @property
     def layout(self) -> str:
-        """The widths, and what an epoch has."""
+        """What an epoch has, and the widths."""
         shares = ", ".join(f"{count:,} of {size:,}" for count, size in zip(self.counts, self._sizes.tolist()))
-        return f"{self.rows.layout}; an epoch has of each task's pairs {shares}"
+        return f"mixed (an epoch has of each task's pairs {shares}) and {self.rows.layout}"
 
     def batch(self, indices: Integer[np.ndarray, " B"], group: int) -> Batch:
         """Rows by place, as in epoch 0 of seed 0."""
