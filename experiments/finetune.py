@@ -12,15 +12,16 @@ Understanding by Generative Pre-Training". Figures of the validation examples ne
     jaxformer eval --workdir=runs/labels
     jaxformer predict --workdir=runs/labels --input=new.tsv --output=predicted.tsv
 
-Argument: task=classification|ner|qa, start=scratch|run, model=bert|roberta|distilbert|gpt, size=small|tiny|base,
-answers=spans|tokens (of qa: where the answer starts and ends, or of each token whether it starts, ends or neither).
+Argument: task=classification|regression|ner|qa, start=scratch|run, model=bert|roberta|distilbert|gpt,
+size=small|tiny|base, answers=spans|tokens (of qa: where the answer starts and ends, or of each token whether it starts,
+ends or neither).
 
 start=run begins with the parameters, model and tokenizer of the run directory start.workdir, trained here or made by
 `jaxformer convert`; the task's head is new, and model= only chooses how that reads. start=scratch needs a tokenizer:
 data.tokenizer=runs/bert/tokenizer.json, or bytes.
 
-Of classification: data.fields of two names are pairs of texts; data.regression with objective=regression are numbers;
-data.name is tsv_labels, jsonl_labels, huggingface_labels (`owner/name[:config][@split]`) or sentence_polarity.
+Of classification, and of regression, whose labels are numbers: data.fields of two names are pairs of texts; data.name
+is tsv_labels, jsonl_labels, huggingface_labels (`owner/name[:config][@split]`) or sentence_polarity.
     --config.optimizer.layer_decay=0.9   each layer learns at 0.9 of the rate of that above it
     --config.optimizer.head_only=True    the body stays as it is
 """
@@ -32,6 +33,7 @@ from jaxformer.training.config import optional, parse_arg
 # Per task, its objective and data, by path.
 TASKS: dict[str, dict[str, object]] = {
     "classification": {},
+    "regression": {"objective": "regression", "data.regression": True},
     "ner": {"objective": "tagging", "data.name": "conll"},
     "qa": {"objective": "answers", "data.name": "squad", "data.length": 384},
 }
@@ -111,7 +113,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.head.dropout_rate = 0.1  # before the classifier, fraction in [0, 1)
     config.data = data_config(task, scratch)
     config.loss = ConfigDict()
-    if task != "qa":
+    if task in ("classification", "ner"):
         config.loss.label_smoothing = 0.0  # probability spread over the classes, fraction in [0, 1)
     config.update(training_config())
     model_changes = dict(MODELS[chosen["model"]])
@@ -120,6 +122,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     changes = (TASKS[task], model_changes, size["all"], size["scratch"] if scratch else {})
     for fields in changes:
         config.update_from_flattened_dict(fields)
+    if task == "qa":
+        # There is no answer if that scores better by more than so much; None = 0, or without such questions always one.
+        config.eval.no_answer_threshold = optional(float)
     if task == "qa" and chosen["answers"] == "tokens":
         config.objective, config.data.targets = "answer_tokens", "tokens"
     return config
@@ -164,7 +169,7 @@ def data_config(task: str, scratch: bool) -> ConfigDict:
     data.train = ()  # the file, as ('train.tsv',)
     data.validation = ()  # the same; () = a share of the training examples
     data.test = ()  # the same; () = none
-    if task == "classification":
+    if task in ("classification", "regression"):
         data.fields = ("text",)  # that of the text, or those of two texts; of TSV names in line 1, or numbers from 0
         data.label = "label"  # the field of the label
         data.regression = False  # labels are numbers
