@@ -32,11 +32,11 @@ class TaskData(Generic[Examples]):
     """Rows, and the examples that they come from.
 
     Args:
-        task: "classification", "regression", "tagging", "answers" or "answer_tokens".
+        task: "classification", "regression", "tagging" or "answers".
         train_rows: rows of the training examples.
         rows: rows of "validation" and, where there is one, "test".
         tokenizer: theirs.
-        classes: what each class id stands for; none of "regression" and of answers.
+        classes: what each class id stands for; none of "regression" and "answers".
         splits: the examples of "train", "validation" and, where there is one, "test".
         source: a line on where they come from.
         baselines: a line on what can be reached without reading.
