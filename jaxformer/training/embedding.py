@@ -170,7 +170,10 @@ def embed_file(
     enable_compilation_cache()
     records, texts = _read_texts(str(source), field)
     model, params, model_state, _ = load_model(workdir, config, make_mesh(data=1, devices=jax.devices()[:1]), step)
-    tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(tokenizer_name(config)))
+    # What an encoder-decoder's encoder reads may have a tokenizer of its own.
+    separate, directory = config.data.get("source_tokenizer"), RunDirectory(workdir)
+    kept = directory.tokenizer(tokenizer_name(config)) if separate is None else directory.source_tokenizer(separate)
+    tokenizer = load_tokenizer(kept)
     vectors = embed_texts(model, params, tokenizer, texts, model_state=model_state, **options)
     if Path(target).suffix == ".npz":
         buffer = io.BytesIO()

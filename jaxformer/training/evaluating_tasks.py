@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 from jaxformer.data import QuestionExamples, Questions, TaggedSentences, TaggingExamples
 from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
 from jaxformer.training.overrides import ConfigError
-from jaxformer.training.predictor import Examples, Given, Predictor, predicts
+from jaxformer.training.predictor import Examples, Given, Predictor
 from jaxformer.training.run_directory import write_json
+from jaxformer.training.run_predictor import predicts
 from jaxformer.training.task_metrics import (
     answer_metrics,
     best_threshold,

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxformer.training.evaluating_tasks import predict_split
-from jaxformer.training.predictor import make_predictor, predicts
 from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.run_predictor import make_predictor, predicts
 from jaxformer.training.state import TrainState
 from jaxformer.training.translating import translate_examples
 from jaxformer.training.translator import Translator, translates

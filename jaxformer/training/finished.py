@@ -20,8 +20,8 @@ from jaxformer.training.evaluating_tasks import evaluate_splits
 from jaxformer.training.other_attention import with_attention
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.pondering import write_ponder_maps
-from jaxformer.training.predictor import make_predictor, predicts
 from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.run_predictor import make_predictor, predicts
 from jaxformer.training.sharding import make_mesh, state_shardings
 from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_eval_step

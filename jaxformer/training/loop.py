@@ -20,9 +20,9 @@ from jaxformer.training.evaluating_tasks import check_predictions
 from jaxformer.training.example_figures import example_figures
 from jaxformer.training.metrics import MetricsWriter, read_metrics
 from jaxformer.training.pondering import write_ponder_maps
-from jaxformer.training.predictor import predicts, record_task
 from jaxformer.training.progress import Progress
 from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.run_predictor import predicts, record_task
 from jaxformer.training.sharding import make_mesh, shard_batch
 from jaxformer.training.signals import Interruption, TrainingInterrupted, deferred_interruption
 from jaxformer.training.starting import start_values

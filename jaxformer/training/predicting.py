@@ -21,8 +21,9 @@ from jaxformer.training.prediction_files import (
     read_table,
     read_words,
 )
-from jaxformer.training.predictor import Predictor, make_predictor, predicts
+from jaxformer.training.predictor import Predictor
 from jaxformer.training.run_directory import RunDirectory
+from jaxformer.training.run_predictor import make_predictor, predicts
 from jaxformer.training.sharding import make_mesh
 
 FORMATS = ("tsv", "jsonl", "conll", "squad")

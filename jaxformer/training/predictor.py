@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from jaxformer.data import (
     ClassificationExamples,
@@ -25,11 +23,8 @@ from jaxformer.data import (
     encode_questions,
     encode_tagged,
 )
-from jaxformer.models.position_settings import TABLES
-from jaxformer.training.assembly import tokenizer_name
 from jaxformer.training.objective_parts import model_inputs
 from jaxformer.training.row_batches import row_batches
-from jaxformer.training.run_directory import RunDirectory, write_json
 from jaxformer.training.sharding import shard_batch
 from jaxformer.training.task_outputs import answers, class_predictions, word_tags
 
@@ -38,9 +33,6 @@ Examples = ClassificationExamples | TaggingExamples | QuestionExamples
 
 TASKS = ("classification", "regression", "tagging", "answers", "answer_tokens")
 """What a head may be for."""
-
-# Of rows of a model that sets no limit and was not trained here.
-_LENGTH = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,67 +188,3 @@ def _apply(model: nn.Module, variables: Any, inputs: Mapping[str, Any]) -> Any:
     """The model's logits, compiled once for each width."""
     output: Any = model.apply(variables, **inputs, deterministic=True)
     return output.logits
-
-
-# --- of a run ----------------------------------------------------------------------------------------------------
-
-
-def predicts(config: ConfigDict) -> bool:
-    """Whether a run is of a task: its model has a head that classifies, tags or answers."""
-    return config.get("head") is not None
-
-
-def record_task(directory: RunDirectory, data: Any) -> None:
-    """Writes what predictions need to know of a run's `jaxformer.data.TaskData`."""
-    train = data.splits["train"]
-    asked = train.questions.questions if isinstance(train, QuestionExamples) else ()
-    lacking = any(not question.answers for question in asked)
-    write_json(directory.task, {"task": data.task, "classes": list(data.classes), "may_lack_answers": lacking})
-
-
-def make_predictor(
-    directory: RunDirectory,
-    config: ConfigDict,
-    model: nn.Module,
-    params: Any,
-    model_state: Any,
-    tokenizer: Any = None,
-    **options: Any,
-) -> Predictor:
-    """The predictor of a run's model, with the tokenizer and the classes that the run keeps.
-
-    Args:
-      directory: of the run.
-      config: its config with all values decided.
-      model: its ``TaskModel``.
-      params: its parameters.
-      model_state: its other variables.
-      tokenizer: None = read from the run directory.
-      **options: of ``Predictor`` in place of the run's: batch_size, threshold, n_best, most_tokens, mesh.
-    """
-    from jaxformer.data import load_tokenizer
-
-    facts: dict[str, Any] = json.loads(directory.task.read_text()) if directory.task.is_file() else {}
-    settings = config.get("eval", {})
-    threshold = settings.get("no_answer_threshold")
-    if threshold is None and facts.get("may_lack_answers"):
-        threshold = 0.0
-    own = {"batch_size": settings.get("batch_size", 32), "threshold": threshold}
-    task = config.head.task
-    counted = config.head.get("num_classes") or 0 if task in ("classification", "tagging") else 0
-    classes = tuple(facts.get("classes") or map(str, range(counted)))
-    if tokenizer is None:
-        tokenizer = load_tokenizer(directory.tokenizer(tokenizer_name(config)))
-    return Predictor(
-        model, params, model_state, tokenizer, task, classes, row_layout(config, model), **{**own, **options}
-    )
-
-
-def row_layout(config: ConfigDict, model: Any) -> RowLayout:
-    """How a run's texts become rows, none longer than the model's table of positions."""
-    data = config.get("data", {})
-    limit = model.config.max_length if model.config.positions in TABLES else None
-    length = data.get("length") or limit or _LENGTH
-    names = ("separators", "stride", "question_length")
-    given = {name: data.get(name) for name in names if data.get(name) is not None}
-    return RowLayout(length if limit is None else min(length, limit), **given)

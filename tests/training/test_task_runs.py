@@ -143,14 +143,9 @@ def test_numbers_of_pairs(tmp_path):
     for split, count in COUNTS.items():
         lines = [f"{split} {number}\tand {number}\t{number / 2}" for number in range(count)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    changes = (
-        "objective=regression",
-        "data.regression=True",
-        "data.fields=0,1",
-        "data.label=2",
-        "eval.predict_examples=0",
-    )
-    figures = train_and_evaluate(_config("size=tiny", tmp_path, "tsv", *changes), tmp_path / "run")
+    changes = ("data.fields=0,1", "data.label=2", "eval.predict_examples=0")
+    config = _config("size=tiny,task=regression", tmp_path, "tsv", *changes)
+    figures = train_and_evaluate(config, tmp_path / "run")
     assert "pearson" not in figures
     evaluated = evaluate_run(tmp_path / "run")
     records = _records(tmp_path / "run/predictions/step_00000002/validation.jsonl")
