@@ -92,9 +92,10 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
         # A run shorter than its warm-up just ends within it.
         decided["schedule.decay_steps"] = max(config.train.steps, config.schedule.warmup_steps + 1)
     # How long losses take to vanish is part of the run, as its learning rates are: going on for longer changes neither.
-    if config.loss.get("intermediate_weight") and config.loss.intermediate_steps is None:
+    loss = config.get("loss", {})  # a stored config has no empty sections
+    if loss.get("intermediate_weight") and loss.intermediate_steps is None:
         decided["loss.intermediate_steps"] = config.train.steps
-    if "predictions_per_row" in config.loss and config.loss.predictions_per_row is None:
+    if "predictions_per_row" in loss and loss.predictions_per_row is None:
         decided["loss.predictions_per_row"] = usual_predictions(data)
     return decided
 
@@ -201,7 +202,7 @@ def make_objective(config: ConfigDict) -> Objective:
     """The objective of the config, with the settings of `config.loss`."""
     if config.objective not in OBJECTIVES:
         raise ConfigError(f"config.objective is {config.objective!r}; {nearest(config.objective, OBJECTIVES)}")
-    return functools.partial(OBJECTIVES[config.objective], **config.loss)
+    return functools.partial(OBJECTIVES[config.objective], **config.get("loss", {}))
 
 
 def of_head_alone(objective: Objective) -> Objective:

@@ -20,13 +20,18 @@ def decided_head(config: ConfigDict, data: Any) -> dict[str, object]:
         if task is not None:
             raise ConfigError(f"config.head is missing from the config file; data {config.data.name!r} are for {task}")
         return {}
-    if task != config.objective:
+    # What each token is to an answer is another way to learn the same.
+    if task != ("answers" if config.objective == "answer_tokens" else config.objective):
         raise ConfigError(f"config.objective is {config.objective!r}, but data {config.data.name!r} are for {task}")
+    if config.objective == "answer_tokens" and "targets" not in data.train_rows.per_token:
+        raise ConfigError("config.objective is 'answer_tokens', so config.data.targets must be 'tokens'")
     decided: dict[str, object] = {}
     if config.head.task is None:
-        decided["head.task"] = task
-    elif config.head.task != task:
-        raise ConfigError(f"config.head.task is {config.head.task!r}, must be the objective {task!r}, or None")
+        decided["head.task"] = config.objective
+    elif config.head.task != config.objective:
+        raise ConfigError(
+            f"config.head.task is {config.head.task!r}, must be the objective {config.objective!r}, or None"
+        )
     count = len(data.classes)
     if config.head.num_classes is None and count:
         decided["head.num_classes"] = count
