@@ -53,7 +53,8 @@ def llama(size: str | None = None, **fields: Any) -> Transformer:
 
     Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models", arXiv:2302.13971, section 2.2. Feature
     i of a head turns with feature i + head_dim / 2, as in the published checkpoints of Hugging Face; Meta's own files
-    pair neighbours.
+    pair neighbours. Deviation: Llama 3.1 and later stretch the wavelengths of slow features, which is not here: 1b and
+    3b are Llama 3.2's shapes, not its positions.
 
     Args:
       size: a key of ``LLAMA_SIZES`` (None: ``fields`` give every size).
