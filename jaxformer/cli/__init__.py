@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import embed, evaluate, generate, predict, show, tokenizer, train
+from jaxformer.cli import convert, embed, evaluate, generate, predict, show, tokenizer, train
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": generate,
     "predict": predict,
     "embed": embed,
+    "convert": convert,
     "tokenizer": tokenizer,
     "list": show,
 }

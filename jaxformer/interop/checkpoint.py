@@ -46,7 +46,7 @@ class Checkpoint:
         if files.shape(names[0]) != files.shape(names[1]) or files.dtype(names[0]) != files.dtype(names[1]):
             return False
         rows = (files.shape(names[0]) or (1,))[0]
-        pieces = (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
+        pieces = (slice(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK))
         return all(
             files.read(names[0], (part,)).tobytes() == files.read(names[1], (part,)).tobytes() for part in pieces
         )

@@ -121,6 +121,12 @@ def num_labels(values: dict[str, Any]) -> int:
     return len(labels) if labels else values.get("num_labels", 2)
 
 
+def class_names(values: dict[str, Any]) -> tuple[str, ...]:
+    """The names that a config.json gives its classes, in order of their ids; none where it gives none."""
+    labels = values.get("id2label") or {}
+    return tuple(str(labels[number]) for number in sorted(labels, key=int))
+
+
 def _task_head(checkpoint: Checkpoint, wanted: HeadConfig) -> ChosenHead:
     """A task's head under the names that the family has for it."""
     head = head_of_task(checkpoint.family.heads, wanted.task)

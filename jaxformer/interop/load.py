@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxformer.interop.checkpoint import Checkpoint, is_buffer, open_checkpoint
 from jaxformer.interop.errors import PretrainedError, listed
-from jaxformer.interop.heads import STORED, ChosenHead, choose_head
+from jaxformer.interop.heads import STORED, ChosenHead, choose_head, class_names
 from jaxformer.interop.reading import Shardings, check_shapes, find_sharding, read_parameter, widest_dtype
 from jaxformer.interop.rules import Source, find_sources, matches
 from jaxformer.interop.tokenizer_folder import load_pretrained_tokenizer
@@ -46,6 +46,9 @@ class Pretrained:
       tokenizer: None where the folder has no tokenizer that can be read.
       family: the key of ``FAMILIES``.
       head: what stands on the body.
+      preset: the name in ``jaxformer.models.MODELS`` that makes the body of ``fields``.
+      fields: of ``TransformerConfig``, all that the checkpoint and the reader decided.
+      labels: names of a task's classes, where config.json has them.
       notes: a sentence for each thing that was skipped, left out or drawn.
     """
 
@@ -54,6 +57,9 @@ class Pretrained:
     tokenizer: Any
     family: str
     head: ChosenHead
+    preset: str
+    fields: dict[str, Any]
+    labels: tuple[str, ...]
     notes: list[str]
 
 
@@ -122,6 +128,8 @@ def read_pretrained(
     checkpoint = checkpoint.without_copies(found["tie_embeddings"])
     chosen = choose_head(checkpoint, settings, head, found["tie_embeddings"], rng is not None)
     found |= chosen.fields
+    if chosen.is_body:  # nothing reads a head: one of its own would only lack parameters
+        found |= {"tie_embeddings": True}
     model = make_model(TransformerConfig(**found), chosen.task)
     shapes = {path: leaf.shape for path, leaf in flatten(abstract_params(model, chosen)).items()}
     sources, new, notes = _plan(checkpoint, model.config, chosen, shapes, rng is not None)
@@ -138,7 +146,17 @@ def read_pretrained(
         params |= _draw(model, chosen, rng, {path: find_sharding(shardings, path, shapes[path]) for path in new})
     tokenizer, said = load_pretrained_tokenizer(checkpoint.directory, checkpoint.family.model_type)
     params = unflatten({path: params[path] for path in shapes})
-    return Pretrained(model, params, tokenizer, checkpoint.family.model_type, chosen, [*settings.notes, *notes, *said])
+    return Pretrained(
+        model=model,
+        params=params,
+        tokenizer=tokenizer,
+        family=checkpoint.family.model_type,
+        head=chosen,
+        preset=checkpoint.family.preset,
+        fields=found,
+        labels=class_names(checkpoint.values) if chosen.task is not None else (),
+        notes=[*settings.notes, *notes, *said],
+    )
 
 
 def make_model(config: TransformerConfig, task: HeadConfig | None) -> Transformer | TaskModel:

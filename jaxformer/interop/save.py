@@ -190,7 +190,7 @@ def _config_values(
     values = {"architectures": [head.architecture], "model_type": family.model_type, **own, **dtype}
     if record is not None:
         read = TransformerConfig(
-            **{**family.read_fields(family.settings(record.values)), **_tied_field(family, config)}
+            **{**family.read_fields(family.settings(record.values)), **_tied_field(family, head, config)}
         )
         same = essence(read) == essence(config)
         values = {**record.values, **({} if same else {**own, **dtype})}
@@ -217,9 +217,9 @@ def _token_ids(family: Family, tokenizer: Any) -> dict[str, Any]:
     )
 
 
-def _tied_field(family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Whether embeddings are tied, where the tensors tell and not config.json."""
-    return {"tie_embeddings": config.tie_embeddings} if family.head_unties else {}
+def _tied_field(family: Family, head: Head, config: TransformerConfig) -> dict[str, Any]:
+    """Whether embeddings are tied, where the tensors tell and not config.json, or where there is no head."""
+    return {"tie_embeddings": config.tie_embeddings} if family.head_unties or head.is_body else {}
 
 
 def _task_values(head: HeadConfig, values: Mapping[str, Any], labels: Sequence[str] | None) -> dict[str, Any]:

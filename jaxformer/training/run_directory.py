@@ -101,6 +101,11 @@ class RunDirectory:
         return self.path / "predictions"
 
     @property
+    def pretrained(self) -> Path:
+        """What a converted run keeps of the checkpoint that it was: its settings, its tensors' names, its tokenizer."""
+        return self.path / "pretrained"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files, where `log.tensorboard` is set."""
         return self.path / "tensorboard"

@@ -64,12 +64,12 @@ T5 = {
 }
 LLAMA = {
     "vocab_size": VOCAB,
-    "hidden_size": 20,
+    "hidden_size": 24,
     "intermediate_size": 44,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "head_dim": 4,
+    "head_dim": 10,
     "max_position_embeddings": LONGEST,
     "rms_norm_eps": 3e-3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
