@@ -12,7 +12,11 @@ SIZES = ("tiny", "small", "base")
 
 @pytest.mark.parametrize("name", sorted(bundled_configs()))
 def test_every_experiment_trains_two_steps_at_its_tiny_size(name, tmp_path):
-    run = load_config(f"{name}:size=tiny", ["train.steps=2"])
+    overrides = ["train.steps=2"]
+    if name == "finetune":
+        (tmp_path / "labels.tsv").write_text("text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(40)))
+        overrides.append(f"data.train={tmp_path / 'labels.tsv'}")
+    run = load_config(f"{name}:size=tiny", overrides)
     for field, least in (("max_new_tokens", 3), ("num_pictures", 1)):
         if field in run.config.get("sample", {}):
             run.config.sample[field] = least
@@ -20,7 +24,7 @@ def test_every_experiment_trains_two_steps_at_its_tiny_size(name, tmp_path):
         run.config.eval.decode = False  # has tests of its own
     if "decode_examples" in run.config.eval:
         run.config.eval.decode_examples, run.config.data.num_buckets = 0, 1  # so have these
-    figures = train_and_evaluate(run, tmp_path)
+    figures = train_and_evaluate(run, tmp_path / "run")
     assert figures["status"] == "completed"
     assert figures["step"] == 2
 
