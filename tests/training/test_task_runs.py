@@ -47,8 +47,13 @@ def classified(tmp_path_factory):
     for split, count in COUNTS.items():
         lines = [f"{split} film {number}, für\t{('bad', 'good')[number % 2]}" for number in range(count)]
         (folder / f"{split}.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    figures = train_and_evaluate(_config("size=tiny", folder, "tsv"), folder / "run")
+    figures = train_and_evaluate(_config("size=tiny", folder, "tsv", "data.length=16"), folder / "run")
     return folder, figures
+
+
+@pytest.fixture(scope="module")
+def predictor(classified):
+    return load_predictor(classified[0] / "run")
 
 
 def test_training_has_the_figures_of_the_task(classified):
@@ -61,7 +66,7 @@ def test_training_has_the_figures_of_the_task(classified):
     assert facts == {"task": "classification", "classes": ["bad", "good"], "may_lack_answers": False}
 
 
-def test_eval_writes_predictions_and_figures(classified):
+def test_eval_writes_predictions_and_figures(classified, predictor):
     folder, figures = classified
     evaluated = evaluate_run(folder / "run")
     assert evaluated["accuracy"] == pytest.approx(figures["accuracy"])
@@ -70,7 +75,6 @@ def test_eval_writes_predictions_and_figures(classified):
     assert {file.name for file in written.iterdir()} == {
         f"{split}.{ending}" for split in ("validation", "test") for ending in ("json", "jsonl")
     }
-    predictor = load_predictor(folder / "run")
     for split in ("validation", "test"):
         own = evaluated if split == "validation" else evaluated["test"]
         records = _records(written / f"{split}.jsonl")
@@ -91,10 +95,10 @@ def test_eval_writes_predictions_and_figures(classified):
         assert own["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-4)
 
 
-def test_predict_fills_files(classified, tmp_path, capsys):
+def test_predict_fills_files(classified, predictor, tmp_path, capsys):
     workdir = classified[0] / "run"
     texts = ["unseen text", "für", "", "far too long a text for the rows of this run, which is cut"]
-    labels = [prediction.label for prediction in load_predictor(workdir).predict(texts)]
+    labels = [prediction.label for prediction in predictor.predict(texts)]
     table, lines = tmp_path / "in.tsv", tmp_path / "in.jsonl"
     table.write_text("id\ttext\n" + "".join(f"{place}\t{text}\n" for place, text in enumerate(texts)))
     lines.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
@@ -105,20 +109,17 @@ def test_predict_fills_files(classified, tmp_path, capsys):
     assert rows[0] == ["id", "text", "label"]
     assert [row[:2] for row in rows[1:]] == [[str(place), text] for place, text in enumerate(texts)]
     assert [row[2] for row in rows[1:]] == labels
-    assert main([*command, f"--input={lines}", "--output=-", "--fields=body", "--batch_size=2"]) == 0
+    assert main([*command, f"--input={lines}", "--output=-", "--fields=body"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["label"] for record in printed] == labels
     assert all(0.5 <= record["probability"] <= 1.0 for record in printed)
-    empty = tmp_path / "empty.tsv"
-    empty.write_text("text\n")
-    assert predict_file(workdir, empty, tmp_path / "none.tsv") == 0
-    assert (tmp_path / "none.tsv").read_text() == "text\tlabel\n"
     assert main([*command, f"--input={table}", f"--output={table}"]) == 1
     assert "is the input itself" in capsys.readouterr().err
     assert main([*command, f"--input={table}", "--output=-", f"--n_best={tmp_path}/best"]) == 2
     assert "n_best is of answers" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_classes_of_other_data_are_refused(classified, tmp_path):
     folder = classified[0]
     (tmp_path / "other.tsv").write_text("text\tlabel\na\tfair\nb\tgood\n")
@@ -152,10 +153,13 @@ def test_numbers_of_pairs(tmp_path):
     pair = [np.array([float(record[name]) for record in records]) for name in ("prediction", "label")]
     assert evaluated["pearson"] == pytest.approx(regression_metrics(*pair)["pearson"])
     assert evaluated["loss"] == pytest.approx(np.mean((pair[0] - pair[1]) ** 2), rel=1e-3)
-    predict_file(tmp_path / "run", tmp_path / "test.tsv", tmp_path / "out.tsv")
+    predict_file(tmp_path / "run", tmp_path / "test.tsv", tmp_path / "out.tsv", batch_size=2)
     last = [float(line.split("\t")[2]) for line in (tmp_path / "out.tsv").read_text().splitlines()]
     written = _records(tmp_path / "run/predictions/step_00000002/test.jsonl")
     np.testing.assert_allclose(last, [record["prediction"] for record in written], rtol=1e-5)
+    (tmp_path / "empty.tsv").write_text("")
+    assert predict_file(tmp_path / "run", tmp_path / "empty.tsv", tmp_path / "none.tsv") == 0
+    assert (tmp_path / "none.tsv").read_text() == ""
 
 
 @pytest.mark.slow
