@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,7 +174,12 @@ def write_predictions(
     records = (json.dumps(record, ensure_ascii=False) + "\n" for record in _records(given, predictions))
     file = folder / f"{split}.jsonl"
     file.write_text("".join(records), encoding="utf-8")
-    write_json(folder / f"{split}.json", figures)
+    # JSON knows no NaN, which a correlation with a constant is.
+    known = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in figures.items()
+    }
+    write_json(folder / f"{split}.json", known)
     return file
 
 

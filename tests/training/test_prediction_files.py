@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.data import Answer, Candidate, load_labelled, load_tagged
+from jaxformer.data import Answer, Candidate, LabelledTexts, load_labelled, load_questions, load_tagged
+from jaxformer.training.evaluating_tasks import task_figures, write_predictions
 from jaxformer.training.output_files import check_target, write_target
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.predicting import read_input
@@ -149,6 +150,26 @@ def test_candidates_have_none_among_them():
     ]
     assert [entry["probability"] for entry in listed["a"]] == pytest.approx([math.exp(x) / total for x in (3, 2, 1)])
     assert listed["b"] == [{"text": "", "start": None, "score": 0.0, "probability": 1.0}]
+
+
+def test_evaluated_examples_stand_beside_what_is_right(write, tmp_path):
+    given = LabelledTexts(["f:1", "f:2", "f:3"], ["für", "x", "y"], ["a", "b", "c"], ["1.5", "2", ""], "f")
+    file = write_predictions(tmp_path, "test", given, [1.0, 3.0, 2.0], {"pearson": math.nan, "loss": 0.5})
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert records[0] == {"name": "f:1", "text": "für", "second": "a", "prediction": 1.0, "label": "1.5"}
+    assert json.loads((tmp_path / "test.json").read_text()) == {"pearson": None, "loss": 0.5}
+    # What has no label is predicted and not counted.
+    assert task_figures(given, [1.0, 3.0, 2.0])["squared_error"] == pytest.approx((0.25 + 1.0) / 2)
+    words = load_tagged(write("words", "EU\tB-org\nso\tO\n"))
+    (record,) = [json.loads(line) for line in write_predictions(tmp_path, "w", words, [["O", "O"]], {}).open()]
+    assert record == {"name": "words:1", "words": ["EU", "so"], "prediction": ["O", "O"], "label": ["B-org", "O"]}
+    questions = load_questions(write("q.json", _squad("a", "b")))
+    (first, second) = [json.loads(line) for line in write_predictions(tmp_path, "q", questions, ANSWERS, {}).open()]
+    assert (first["id"], first["prediction"], first["answers"], first["null_score"]) == ("a", "Émile", [], 2.0)
+    assert first["candidates"][1] == {"text": "did", "first": 6, "score": 1.0}
+    assert second["candidates"] == []
+    # Questions that are only to be answered have no figures.
+    assert task_figures(questions, ANSWERS) == {}
 
 
 def test_formats_are_those_of_the_task(write):
