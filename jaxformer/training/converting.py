@@ -25,7 +25,7 @@ from jaxformer.training.state import TrainState
 _LENGTH = 128
 """Tokens of a row in evaluations, unless `data.length` says otherwise."""
 
-_TASKS = {"tagging": "ner", "answers": "qa", "answer_tokens": "qa,answers=tokens"}
+_TASKS = {"regression": "regression", "tagging": "ner", "answers": "qa", "answer_tokens": "qa,answers=tokens"}
 
 
 def import_checkpoint(
