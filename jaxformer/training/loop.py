@@ -9,11 +9,12 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxformer.training.assembly import Parts, decided_values, load_data, make_parts
+from jaxformer.training.assembly import Parts, load_data, make_parts
 from jaxformer.training.buckets import evaluate_buckets, say_buckets
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.config import RunConfig, resolve
+from jaxformer.training.decided import decided_values
 from jaxformer.training.drawing import draw_sample
 from jaxformer.training.evaluate import EvalStep, batches_of, evaluate
 from jaxformer.training.evaluating_tasks import check_predictions

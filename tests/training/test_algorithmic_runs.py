@@ -12,9 +12,10 @@ from PIL import Image
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.data import load_algorithmic_data
-from jaxformer.training.assembly import decided_values, make_model
+from jaxformer.training.assembly import make_model
 from jaxformer.training.buckets import decode_rows, questions_and_answers
 from jaxformer.training.config import load_config, resolve
+from jaxformer.training.decided import decided_values
 from jaxformer.training.finished import evaluate_run, load_run
 from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate

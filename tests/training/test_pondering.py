@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.training.assembly import decided_values, example_batch, load_data, make_model, make_objective
+from jaxformer.training.assembly import example_batch, load_data, make_model, make_objective
 from jaxformer.training.buckets import evaluate_buckets
 from jaxformer.training.config import load_config, resolve
+from jaxformer.training.decided import decided_values
 from jaxformer.training.finished import evaluate_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.metrics import read_metrics

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.training.assembly import decided_values, example_batch, load_data, make_parts
+from jaxformer.training.assembly import example_batch, load_data, make_parts
 from jaxformer.training.checkpoint_reading import CheckpointError
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.config import load_config, read_config, resolve, write_config
+from jaxformer.training.decided import decided_values
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
@@ -74,26 +75,27 @@ def fine_tuning(start, labels, *overrides, arg="size=tiny,start=run"):
     return load_config(f"finetune:{arg}", [*given, f"start.workdir={start}"] if "start=run" in arg else given)
 
 
-def test_everything_that_both_have_is_the_starts_and_the_rest_is_said(pretrained, labels):
-    workdir, before = pretrained
-    run = fine_tuning(workdir, labels, "seed=5", "model.dropout_rate=0.25")
+@pytest.fixture(scope="module")
+def fine_tuned(pretrained, labels):
+    """A config that starts from the run, with all values decided, and the state that it draws."""
+    run = fine_tuning(pretrained[0], labels, "seed=5", "model.dropout_rate=0.25")
     started = start_values(run.config)
     assert started["data.tokenizer"] == "bytes"
     assert started["start.step"] == "3"
     begun = resolve(run.config, started)
-    data = load_data(begun)
-    config = resolve(run.config, {**started, **decided_values(begun, data)})
+    config = resolve(run.config, {**started, **decided_values(begun, load_data(begun))})
+    return config, draw(config, make_parts(config, make_mesh()))
+
+
+def test_everything_that_both_have_is_the_starts_and_the_rest_is_said(pretrained, fine_tuned):
+    (config, drawn), before, said = fine_tuned, pretrained[1], []
     assert (config.model.name, config.model.embed_dim, config.model.dropout_rate) == ("bert", 8, 0.25)
     assert (config.model.attention_dropout_rate, config.model.max_length) == (0.1, 32)
     assert (config.head.task, config.head.num_classes) == ("classification", 3)
-    parts, said = make_parts(config, make_mesh()), []
-    drawn = draw(config, parts)
     state = take_parameters(config, drawn, said.append)
     for name in state.params:
-        if name == "classifier":
-            jax.tree.map(np.testing.assert_array_equal, state.params[name], drawn.params[name])
-        else:
-            jax.tree.map(np.testing.assert_array_equal, state.params[name], before[name])
+        expected = drawn.params if name == "classifier" else before
+        jax.tree.map(np.testing.assert_array_equal, state.params[name], expected[name])
     assert "encoder" in state.params
     assert said[0].endswith("run, step 3")
     assert said[1] == "start, drawn anew: classifier/bias, classifier/kernel"
@@ -101,14 +103,13 @@ def test_everything_that_both_have_is_the_starts_and_the_rest_is_said(pretrained
     assert "next_sentence_head/bias" in said[2]
 
 
-def test_a_start_that_lacks_a_part_of_the_body_is_refused(pretrained, labels):
-    run = fine_tuning(pretrained[0], labels)
-    started = start_values(run.config)
-    started["model"] = {**started["model"], "max_length": 40}
-    begun = resolve(run.config, started)
-    config = resolve(run.config, {**started, **decided_values(begun, load_data(begun))})
-    with pytest.raises(CheckpointError, match=r"does not fit the model: params/encoder/position_embedding.*\[40, 8\]"):
-        take_parameters(config, draw(config, make_parts(config, make_mesh())), print)
+def test_a_start_that_lacks_a_part_of_the_body_is_refused(fine_tuned):
+    config, drawn = fine_tuned
+    table = drawn.params["encoder"]["position_embedding"]["embedding"]
+    longer = {**drawn.params["encoder"], "position_embedding": {"embedding": table[:20]}}
+    state = drawn.replace(params={**drawn.params, "encoder": longer})
+    with pytest.raises(CheckpointError, match=r"does not fit the model: params/encoder/position_embedding.*\[20, 8\]"):
+        take_parameters(config, state, print)
 
 
 def test_what_the_start_decides_cannot_be_given(pretrained, labels):
