@@ -130,6 +130,7 @@ def read_pretrained(
     found |= chosen.fields
     if chosen.is_body:  # nothing reads a head: one of its own would only lack parameters
         found |= {"tie_embeddings": True}
+    found |= fields
     model = make_model(TransformerConfig(**found), chosen.task)
     shapes = {path: leaf.shape for path, leaf in flatten(abstract_params(model, chosen)).items()}
     sources, new, notes = _plan(checkpoint, model.config, chosen, shapes, rng is not None)

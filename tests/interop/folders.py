@@ -35,6 +35,7 @@ LLAMA_CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "num_key_value_heads": 1,
+    "head_dim": 2,
     "rms_norm_eps": 1e-5,
 }
 

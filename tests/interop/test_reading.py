@@ -66,14 +66,15 @@ def test_layer_10_comes_after_layer_9_stacked_and_unrolled(tmp_path):
     for layer in range(12):
         tensors[f"transformer.h.{layer}.ln_1.weight"][:] = layer
     folder = write_folder(tmp_path, config, tensors)
-    stacked, params, _ = load_pretrained(folder)
+    _, params, _ = load_pretrained(folder)
     np.testing.assert_array_equal(layer_of(params)["attention_norm"]["scale"][:, 0], np.arange(12))
-    unrolled, own, _ = load_pretrained(folder, fields={"scan_layers": False})
+    model, own, _ = load_pretrained(folder, fields={"scan_layers": False})
     for layer in range(12):
         assert own["decoder"][f"layers_{layer}"]["attention_norm"]["scale"][0] == layer
-    tokens = jnp.arange(5)[None]
-    logits = [model.apply({"params": p}, tokens).logits for model, p in ((stacked, params), (unrolled, own))]
-    np.testing.assert_allclose(*logits, atol=1e-5)
+    assert not model.config.scan_layers
+    np.testing.assert_array_equal(
+        layer_of(params)["mlp"]["up"]["kernel"][11], own["decoder"]["layers_11"]["mlp"]["up"]["kernel"]
+    )
 
 
 def test_settings_come_from_the_files_and_missing_ones_are_the_familys(tmp_path):
@@ -112,11 +113,10 @@ def test_shards_are_read_through_their_index(tmp_path):
         load_pretrained(parts)
 
 
-@pytest.mark.parametrize(
-    "rule", [Rule("p", "t.{}"), Rule("p", "t.{}", transposed=True), Rule("p", "t.{}", part=(1, 3))]
-)
+@pytest.mark.parametrize("options", [{}, {"transposed": True}, {"part": (1, 3)}])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_a_slice_of_a_parameter_is_that_of_the_whole(tmp_path, rule, stacked):
+def test_a_slice_of_a_parameter_is_that_of_the_whole(tmp_path, options, stacked):
+    rule = Rule("p", "t.{}", **options)
     tensors = gpt2_tensors()
     shape = (4, 6)
     stored = Source(rule, (), False).stored_shape(shape)

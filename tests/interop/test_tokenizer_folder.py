@@ -1,0 +1,67 @@
+"""The tokenizer of a checkpoint: from tokenizer.json or from older files, and what is said where there is none."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxformer.data import ByteTokenizer, load_tokenizer
+from jaxformer.interop.tokenizer_folder import load_pretrained_tokenizer, save_pretrained_tokenizer
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "##es", "a"]
+
+
+def byte_pairs(folder):
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {piece: number for number, piece in enumerate([*sorted(alphabet), "th", "the", "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+
+
+def test_byte_pairs_from_two_files(tmp_path):
+    byte_pairs(tmp_path)
+    tokenizer, notes = load_pretrained_tokenizer(tmp_path, "gpt2")
+    assert notes == []
+    ids = tokenizer.encode("the end")
+    assert ids[0] == tokenizer.backend.token_to_id("the")
+    assert tokenizer.decode(ids) == "the end"
+    assert tokenizer.eos_id == tokenizer.backend.token_to_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize(("config", "expected"), [({}, [5, 6, 7]), ({"do_lower_case": False}, [1, 6, 7])])
+def test_word_pieces_from_their_list(tmp_path, config, expected):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer, _ = load_pretrained_tokenizer(tmp_path, "bert")
+    assert tokenizer.encode("The foxes") == expected
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (2, 3, 0)
+    assert tokenizer.backend.encode("a", "fox").ids == [2, 8, 3, 6, 3]
+
+
+def test_no_tokenizer_is_none_and_one_that_can_not_be_read_is_told(tmp_path):
+    assert load_pretrained_tokenizer(tmp_path, "t5") == (None, [])
+    (tmp_path / "spiece.model").write_bytes(b"model")
+    tokenizer, notes = load_pretrained_tokenizer(tmp_path, "t5")
+    assert tokenizer is None
+    assert notes == ["no tokenizer: spiece.model can't be read alone; it needs tokenizer.json beside it"]
+
+
+def test_files_are_handed_on_as_they_were(tmp_path):
+    source, out = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    out.mkdir()
+    byte_pairs(source)
+    tokenizer, _ = load_pretrained_tokenizer(source, "gpt2")
+    save_pretrained_tokenizer(tokenizer, out, source, "gpt2")
+    assert sorted(file.name for file in out.iterdir()) == ["merges.txt", "vocab.json"]
+    assert (out / "vocab.json").read_bytes() == (source / "vocab.json").read_bytes()
+
+
+def test_bytes_are_written_so_that_others_read_them(tmp_path):
+    save_pretrained_tokenizer(ByteTokenizer(), tmp_path, None, "gpt2")
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = "naïve fox"
+    assert backend.encode(text).ids == ByteTokenizer().encode(text)
+    assert load_tokenizer(tmp_path).vocab_size == ByteTokenizer().vocab_size
+    assert np.all(np.array(load_tokenizer(tmp_path).encode(text)) == ByteTokenizer().encode(text))
