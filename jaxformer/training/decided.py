@@ -21,7 +21,8 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
         decided["data.length"] = data.train_rows.length
     # Recurrent models have no such limit.
     if "max_length" in config.model and config.model.max_length is None:
-        decided["model.max_length"] = data.max_length
+        # Rows may all be shorter than they could be; later ones need not.
+        decided["model.max_length"] = max(data.max_length, config.data.length or 0)
     elif "max_length" in config.model and config.model.max_length < data.max_length:
         longest = "config.data.length" if config.data.length == data.max_length else "the tokens of the longest row"
         raise ConfigError(
