@@ -61,19 +61,19 @@ def test_a_fused_projection_is_split_into_query_key_value_and_then_heads(tmp_pat
 
 
 def test_layer_10_comes_after_layer_9_stacked_and_unrolled(tmp_path):
-    config = {**GPT2_CONFIG, "n_layer": 12}
+    config = {**GPT2_CONFIG, "n_layer": 11}
     tensors = gpt2_tensors(config)
-    for layer in range(12):
+    for layer in range(11):
         tensors[f"transformer.h.{layer}.ln_1.weight"][:] = layer
     folder = write_folder(tmp_path, config, tensors)
     _, params, _ = load_pretrained(folder)
-    np.testing.assert_array_equal(layer_of(params)["attention_norm"]["scale"][:, 0], np.arange(12))
+    np.testing.assert_array_equal(layer_of(params)["attention_norm"]["scale"][:, 0], np.arange(11))
     model, own, _ = load_pretrained(folder, fields={"scan_layers": False})
-    for layer in range(12):
+    for layer in range(11):
         assert own["decoder"][f"layers_{layer}"]["attention_norm"]["scale"][0] == layer
     assert not model.config.scan_layers
     np.testing.assert_array_equal(
-        layer_of(params)["mlp"]["up"]["kernel"][11], own["decoder"]["layers_11"]["mlp"]["up"]["kernel"]
+        layer_of(params)["mlp"]["up"]["kernel"][10], own["decoder"]["layers_10"]["mlp"]["up"]["kernel"]
     )
 
 
