@@ -6,7 +6,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxformer.models import MODELS
+from jaxformer.models.position_settings import TABLES
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.starting import has_start
 from jaxformer.training.task_head import decided_head
 
 
@@ -20,15 +23,8 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
     if config.data.length is None:
         decided["data.length"] = data.train_rows.length
     # Recurrent models have no such limit.
-    if "max_length" in config.model and config.model.max_length is None:
-        # Rows may all be shorter than they could be; later ones need not.
-        decided["model.max_length"] = max(data.max_length, config.data.length or 0)
-    elif "max_length" in config.model and config.model.max_length < data.max_length:
-        longest = "config.data.length" if config.data.length == data.max_length else "the tokens of the longest row"
-        raise ConfigError(
-            f"config.model.max_length is {config.model.max_length}, must be at least {longest} = "
-            f"{data.max_length}, or None"
-        )
+    if "max_length" in config.model:
+        decided |= decided_length(config, data)
     decided |= decided_strides(config, data) | decided_axes(config, data, decided)
     if config.schedule.name == "inverse_sqrt" and "embed_dim" in config.schedule and config.schedule.embed_dim is None:
         decided["schedule.embed_dim"] = config.model.embed_dim
@@ -42,6 +38,30 @@ def decided_values(config: ConfigDict, data: Any) -> dict[str, object]:
     if "predictions_per_row" in loss and loss.predictions_per_row is None:
         decided["loss.predictions_per_row"] = usual_predictions(data)
     return decided
+
+
+def decided_length(config: ConfigDict, data: Any) -> dict[str, object]:
+    """The tokens that a model has positions for, where the config leaves them to the data (None).
+
+    Rows may all be shorter than `data.length`; later ones need not. A start whose positions end nowhere goes further.
+
+    Raises:
+      ConfigError: the number that is given, or that of the start, is too small.
+    """
+    needed = max(data.max_length, config.data.length or 0)
+    given = config.model.max_length
+    if given is not None and given >= needed:
+        return {}
+    if given is None or (has_start(config) and not _has_table_of_positions(config)):
+        return {"model.max_length": needed}
+    longest = "config.data.length" if config.data.length == needed else "the tokens of the longest row"
+    raise ConfigError(f"config.model.max_length is {given}, must be at least {longest} = {needed}, or None")
+
+
+def _has_table_of_positions(config: ConfigDict) -> bool:
+    fields = config.model.to_dict()
+    model: Any = MODELS[fields.pop("name")](**fields)
+    return getattr(model.config, "positions", None) in TABLES
 
 
 def usual_predictions(data: Any) -> int:

@@ -1,6 +1,7 @@
 """Runs that start from another: its parameters, model and tokenizer; the head is new; a resume needs it no more."""
 
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from jaxformer.training.assembly import example_batch, load_data, make_parts
 from jaxformer.training.checkpoint_reading import CheckpointError
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.config import load_config, read_config, resolve, write_config
-from jaxformer.training.decided import decided_values
+from jaxformer.training.decided import decided_length, decided_values
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
@@ -135,6 +136,19 @@ def test_heads_and_data_of_different_tasks_are_refused(pretrained, labels):
     begun = resolve(run.config, start_values(run.config))
     with pytest.raises(ConfigError, match="is 'tagging', but data 'tsv_labels' are for classification"):
         decided_values(begun, load_data(begun))
+
+
+@pytest.mark.parametrize(("name", "fits"), [("t5", True), ("transformer_tiny", True), ("bert", False)])
+def test_longer_rows_than_the_starts_need_positions_that_end_nowhere(name, fits):
+    model = {"name": name, "vocab_size": 300, "max_length": 8, "num_layers": 1, "embed_dim": 8, "num_heads": 2}
+    given = load_config("text_to_text:data=dates,start=run", ["start.workdir=there"]).config
+    config = resolve(given, {"model": model, "data.tokenizer": "bytes"})
+    data = SimpleNamespace(max_length=40)
+    if fits:
+        assert decided_length(config, data) == {"model.max_length": 40}
+    else:
+        with pytest.raises(ConfigError, match="max_length is 8, must be at least the tokens of the longest row = 40"):
+            decided_length(config, data)
 
 
 def test_a_run_goes_on_when_its_start_is_gone(pretrained, labels, tmp_path):
