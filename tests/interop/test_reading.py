@@ -207,7 +207,7 @@ def test_unknown_missing_and_misshapen_tensors_are_listed_and_refused(tmp_path):
         (LLAMA_CONFIG, {"rope_parameters": {"rope_type": "yarn"}}, "rope_scaling of type 'yarn'"),
         (LLAMA_CONFIG, {"mlp_bias": True}, "mlp_bias=True, which can't be read"),
         ({"model_type": "t5"}, {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
-        (LLAMA_CONFIG, {"num_attention_heads": 4}, "embed_dim=6 must be divisible by num_heads=4"),
+        (GPT2_CONFIG, {"n_head": 4}, "embed_dim=6 must be divisible by num_heads=4"),
     ],
 )
 def test_settings_that_can_not_be_represented_are_refused_by_name(tmp_path, config, values, message):

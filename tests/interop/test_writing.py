@@ -39,7 +39,9 @@ def assert_same_bytes(ours, theirs):
     [(GPT2_CONFIG, gpt2_tensors), (BERT_CONFIG, bert_tensors), (LLAMA_CONFIG, llama_tensors)],
     ids=["gpt2", "bert", "llama"],
 )
-@pytest.mark.parametrize("scan_layers", [True, False], ids=["stacked", "unrolled"])
+@pytest.mark.parametrize(
+    "scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["stacked", "unrolled"]
+)
 def test_what_is_written_is_what_was_read_byte_for_byte(tmp_path, config, tensors, scan_layers):
     folder = write_folder(tmp_path / "a", config, tensors())
     model, params, _ = load_pretrained(folder, fields={"scan_layers": scan_layers})
