@@ -57,15 +57,15 @@ def load_questions(path: str) -> Questions:
         ValueError: it cannot be read, is not of that form, or has no question.
     """
     file = Path(path).expanduser()
+    text = decode_utf8(read_bytes(file), file.name)
     try:
-        content = json.loads(decode_utf8(read_bytes(file), file.name))
-        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        paragraphs = [paragraph for article in json.loads(text)["data"] for paragraph in article["paragraphs"]]
         found = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
         read = [_question(context, entry) for context, entry in found]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{file.name} is not in the form of SQuAD: {type(error).__name__} {error}.") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{file.name}: not JSON ({error}).") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file.name} is not in the form of SQuAD: {type(error).__name__} {error}.") from error
     if not read:
         raise ValueError(f"{path} holds no question.")
     return Questions([question for question, _ in read], path, sum(skipped for _, skipped in read))
@@ -96,8 +96,12 @@ def hub_questions(path: str) -> Questions:
     return Questions([question for question, _ in read], path, sum(skipped for _, skipped in read))
 
 
-def _question(context: str, entry: dict[str, Any]) -> tuple[Question, int]:
+def _question(context: Any, entry: dict[str, Any]) -> tuple[Question, int]:
     """A question, and how many of its answers do not stand where they should."""
+    texts = {"context": context, "question": entry["question"]}
+    wrong = [name for name, text in texts.items() if not isinstance(text, str)]
+    if wrong:
+        raise TypeError(f"{wrong[0]} of {entry['id']!r} is {texts[wrong[0]]!r}, must be text")
     given = [] if entry.get("is_impossible") else entry.get("answers", [])
     answers = [(answer["text"], int(answer["answer_start"])) for answer in given]
     right = tuple((text, start) for text, start in answers if context[start : start + len(text)] == text != "")

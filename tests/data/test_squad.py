@@ -65,8 +65,22 @@ def test_both_versions_are_read_and_answers_that_are_elsewhere_left_out(file, tm
     assert read.skipped == 1
 
 
+def _one(context, question, start):
+    """A file of one question, from its fields as JSON."""
+    asked = f'{{"id": "q", "question": {question}, "answers": [{{"text": "b", "answer_start": {start}}}]}}'
+    return f'{{"data": [{{"paragraphs": [{{"context": {context}, "qas": [{asked}]}}]}}]}}'
+
+
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "not JSON"), ('{"data": [{}]}', "KeyError"), ('{"data": []}', "no question")]
+    ("text", "message"),
+    [
+        ("{", "x.json: not JSON"),
+        ('{"data": [{}]}', "KeyError"),
+        ('{"data": []}', "no question"),
+        (_one("null", '"a"', 0), "x.json is not in the form of SQuAD: TypeError context of 'q' is None, must be text"),
+        (_one('"b"', "3", 0), "question of 'q' is 3, must be text"),
+        (_one('"b"', '"a"', '"x"'), "x.json is not in the form of SQuAD: ValueError"),
+    ],
 )
 def test_files_of_another_form_are_refused(tmp_path, text, message):
     path = tmp_path / "x.json"
