@@ -1,6 +1,7 @@
 """Texts, or pairs of texts, to classify or to give a number: turned into rows, and kept to predict from."""
 
 import collections
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,9 +94,12 @@ def _labels(texts: LabelledTexts, classes: Sequence[str] | None) -> dict[str, tu
     numbers, given = np.zeros(count, np.float32), np.zeros(count, bool)
     for index, label in enumerate(texts.labels or ()):
         try:
-            numbers[index], given[index] = float(label), np.isfinite(float(label))
+            number = float(label)
         except ValueError:
             raise ValueError(f"{texts.names[index]}: label {label!r} is not a number.") from None
+        if math.isfinite(number) and abs(number) > float(np.finfo(np.float32).max):
+            raise ValueError(f"{texts.names[index]}: label {label!r} is more than a float32 holds.")
+        numbers[index], given[index] = number, math.isfinite(number)
     return {"labels": (numbers, 0.0), "label_mask": (given, False)}
 
 
@@ -160,6 +164,11 @@ def load_classification_data(
         for split, texts in splits.items()
     }
     rows = in_groups(examples, num_buckets)
+    for split in ("train", "validation"):
+        per_row = examples[split].rows.per_row
+        labelled = per_row["label_mask"][0] if regression else per_row["labels"][0] != IGNORE_LABEL
+        if not labelled.any():
+            raise ValueError(f"{splits[split].source}: no example of {split} has a label.")
     task = "regression" if regression else "classification"
     source = splits["train"].source
     return TaskData(task, *rows, loaded, classes or (), examples, source, _baselines(splits, regression))
@@ -169,9 +178,10 @@ def _baselines(splits: Mapping[str, LabelledTexts], regression: bool) -> str:
     """A line on the most frequent class of training, or its mean, on the validation examples."""
     train, validation = splits["train"].labels or (), splits["validation"].labels or ()
     if regression:
-        mean = np.mean([float(label) for label in train])
-        error = np.mean([(float(label) - mean) ** 2 for label in validation])
+        numbers, wanted = (np.array(list(map(float, labels))) for labels in (train, validation))
+        # Those that are none have no part in training either.
+        error = np.mean((wanted[np.isfinite(wanted)] - numbers[np.isfinite(numbers)].mean()) ** 2)
         return f"for scale, on validation: the mean of training has a squared error of {error:.4f}"
-    most = collections.Counter(train).most_common(1)[0][0]
-    share = np.mean([label == most for label in validation])
+    most = collections.Counter(label for label in train if label).most_common(1)[0][0]
+    share = np.mean([label == most for label in validation if label])
     return f"for scale, on validation: the most frequent class, {most!r}, has an accuracy of {share:.4f}"

@@ -110,6 +110,24 @@ def test_numbers_are_targets_of_regression(write):
         load_classification_data(
             name="tsv_labels", train=(path,), validation=(bad,), fields=("0",), label="1", regression=True
         )
+    with pytest.raises(ValueError, match=r"h\.tsv:2: label '1e39' is more than a float32 holds"):
+        load_classification_data(
+            train=(write("h.tsv", ["a\t1", "b\t1e39"]),), name="tsv_labels", fields=("0",), label="1", regression=True
+        )
+
+
+def test_examples_without_a_label_are_not_counted(write):
+    paths = [write(f"{name}.tsv", lines) for name, lines in (("n", ["a\tnan", "b\t-2", "c\t4"]), ("e", ["a\tnan"]))]
+    options = {"name": "tsv_labels", "fields": ("0",), "label": "1"}
+    numbers = load_classification_data(train=paths[:1], validation=paths[:1], regression=True, **options)
+    assert f"{np.var([-2, 4]):.4f}" in numbers.baselines
+    with pytest.raises(ValueError, match=r"e\.tsv: no example of validation has a label"):
+        load_classification_data(train=paths[:1], validation=paths[1:], regression=True, **options)
+    classes = write("c.tsv", ["a\t", "b\t", "c\t", "d\tx", "e\tx", "f\ty"])
+    data = load_classification_data(train=(classes,), validation=(classes,), **options)
+    assert data.baselines.endswith(f"'x', has an accuracy of {2 / 3:.4f}")
+    with pytest.raises(ValueError, match=r"u\.tsv: no example of validation has a label"):
+        load_classification_data(train=(classes,), validation=(write("u.tsv", ["a\t"]),), **options)
 
 
 def test_data_of_a_run(tmp_path):
