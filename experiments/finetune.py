@@ -125,6 +125,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if task == "qa":
         # There is no answer if that scores better by more than so much; None = 0, or without such questions always one.
         config.eval.no_answer_threshold = optional(float)
+        config.eval.most_answer_tokens = 30  # longer answers are not given (Devlin et al.'s code)
     if task == "qa" and chosen["answers"] == "tokens":
         config.objective, config.data.targets = "answer_tokens", "tokens"
     return config

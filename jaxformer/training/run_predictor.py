@@ -67,6 +67,8 @@ def make_predictor(
     if threshold is None and facts.get("may_lack_answers"):
         threshold = 0.0
     own = {"batch_size": settings.get("batch_size", 32), "threshold": threshold}
+    if settings.get("most_answer_tokens") is not None:
+        own["most_tokens"] = settings.most_answer_tokens
     task = config.head.task
     counted = config.head.get("num_classes") or 0 if task in ("classification", "tagging") else 0
     classes = tuple(facts.get("classes") or map(str, range(counted)))

@@ -39,11 +39,12 @@ _LEAST = {
     "log.every_steps": 0,
     "data.length": 1,
 }
-# Of configs that have them: of runs whose examples are translated or answered.
+# Of configs that have them: of runs whose examples are translated or predicted.
 _LEAST_OF_DECODING = {
     "eval.decode_examples": 0,
     "eval.num_beams": 1,
     "eval.max_new_tokens": 1,
+    "eval.most_answer_tokens": 1,
     "sample.num_translations": 0,
 }
 

@@ -215,3 +215,7 @@ def test_answers(tmp_path, answers):
     assert all(sum(entry["probability"] for entry in entries) == pytest.approx(1.0) for entries in best.values())
     assert main([*command, f"--output={tmp_path}/always.json", "--no_answer_threshold=1e9"]) == 0
     assert all(json.loads((tmp_path / "always.json").read_text(encoding="utf-8")).values())
+    evaluate_run(tmp_path / "run", ["eval.most_answer_tokens=1", "eval.no_answer_threshold=1e9"])
+    short = _records(tmp_path / "run/predictions/step_00000002/validation.jsonl")
+    # Bytes of UTF-8 are the tokens.
+    assert all(1 <= len(record["prediction"].encode()) <= 2 for record in short)
