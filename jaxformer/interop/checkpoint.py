@@ -37,8 +37,7 @@ class Checkpoint:
     @property
     def architecture(self) -> str | None:
         """The first that config.json names."""
-        named = self.values.get("architectures") or [None]
-        return named[0]
+        return named_architecture(self.values)
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same, byte by byte."""
@@ -86,6 +85,18 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(directory, values, family, files, canonical_names(family, files.names))
 
 
+def named_architecture(values: dict[str, Any]) -> str | None:
+    """The first architecture that a config.json names; None where it names none.
+
+    Raises:
+      PretrainedError: what stands there is no list of names.
+    """
+    named = values.get("architectures") or [None]
+    if not isinstance(named, list) or not isinstance(named[0], str | None):
+        raise PretrainedError(f"config.json has architectures={named!r}, must be a list of names")
+    return named[0]
+
+
 def family_of(values: dict[str, Any], directory: Path) -> Family:
     """The family that a config.json names.
 
@@ -93,7 +104,7 @@ def family_of(values: dict[str, Any], directory: Path) -> Family:
       PretrainedError: none of those that can be read.
     """
     kind = values.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise PretrainedError(f"{directory / CONFIG} has model_type={kind!r}, must be one of {', '.join(FAMILIES)}")
     return FAMILIES[kind]
 

@@ -130,5 +130,13 @@ def find_family(config: TransformerConfig, wanted: str | None = None) -> Family:
     for family in candidates:
         if not lines[family.model_type]:
             return family
-    nearest = min(lines, key=lambda name: len(lines[name]))
+    nearest = min(lines, key=lambda name: _distance(FAMILIES[name], config, lines[name]))
     raise PretrainedError(f"the model can't be written as {nearest}: {'; '.join(lines[nearest])}")
+
+
+def _distance(family: Family, config: TransformerConfig, lines: list[str]) -> tuple[bool, int]:
+    """How far a family is from a model, by its ``differences``; one of another architecture is behind all others."""
+    sides = family.read_fields(family.settings({}))["architecture"]
+    # What can't be read at all hides what else differs.
+    hidden = "would be read as" not in lines[0]
+    return sides != config.architecture, len(lines) + hidden

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.interop.checkpoint import CONFIG, canonical_names, family_of
+from jaxformer.interop.checkpoint import CONFIG, canonical_names, family_of, named_architecture
 from jaxformer.interop.errors import PretrainedError, listed
 from jaxformer.interop.families import essence, find_family
 from jaxformer.interop.family import Family, Head
@@ -194,8 +194,7 @@ def _config_values(
         )
         same = essence(read) == essence(config)
         values = {**record.values, **({} if same else {**own, **dtype})}
-        named = (record.values.get("architectures") or [None])[0]
-        if named not in (head.architecture, head.extends):
+        if named_architecture(record.values) not in (head.architecture, head.extends):
             values["architectures"] = [head.architecture]
     else:
         values |= _token_ids(family, tokenizer)

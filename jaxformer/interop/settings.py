@@ -53,7 +53,7 @@ class Settings:
         Raises:
           PretrainedError: the value is not among them.
         """
-        if self[name] not in choices:
+        if not isinstance(self[name], str) or self[name] not in choices:
             raise PretrainedError(
                 f"config.json has {name}={self[name]!r}, must be one of {', '.join(map(str, choices))}"
             )

@@ -208,6 +208,9 @@ def test_unknown_missing_and_misshapen_tensors_are_listed_and_refused(tmp_path):
         (LLAMA_CONFIG, {"mlp_bias": True}, "mlp_bias=True, which can't be read"),
         ({"model_type": "t5"}, {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
         (GPT2_CONFIG, {"n_head": 4}, "embed_dim=6 must be divisible by num_heads=4"),
+        (GPT2_CONFIG, {"model_type": ["gpt2"]}, r"model_type=\['gpt2'\], must be one of gpt2"),
+        (GPT2_CONFIG, {"activation_function": ["gelu"]}, r"activation_function=\['gelu'\], must be one of gelu"),
+        (GPT2_CONFIG, {"architectures": "GPT2LMHeadModel"}, "architectures='GPT2LMHeadModel', must be a list"),
     ],
 )
 def test_settings_that_can_not_be_represented_are_refused_by_name(tmp_path, config, values, message):

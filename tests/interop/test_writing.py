@@ -18,7 +18,8 @@ from folders import (
 from safetensors.numpy import load_file
 
 from jaxformer.interop import PretrainedError, load_pretrained, read_pretrained, resize_vocabulary, save_pretrained
-from jaxformer.models import HeadConfig, TaskModel, gpt
+from jaxformer.interop.families import find_family
+from jaxformer.models import HeadConfig, TaskModel, bert, gpt
 
 TINY = {**GPT2_CONFIG, "vocab_size": 3, "n_embd": 2, "n_head": 1, "n_layer": 1}
 
@@ -156,6 +157,13 @@ def test_models_that_no_family_can_say_are_refused_with_what_stands_in_the_way(t
     with pytest.raises(PretrainedError, match=message):
         save_pretrained(tmp_path / "out", gpt(**sizes, **fields), {})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [{"norm_placement": "pre"}, {"positions": "rotary"}, {"activation": "swiglu"}])
+def test_what_stands_in_the_way_of_an_encoder_is_said_of_a_family_of_encoders(value):
+    ((name, given),) = value.items()
+    with pytest.raises(PretrainedError, match=rf"can't be written as (distil)?bert: .*\b{name}='{given}'"):
+        find_family(bert(vocab_size=13, num_layers=1, embed_dim=6, num_heads=3, max_length=11, **value).config)
 
 
 def test_a_folder_that_holds_files_is_not_written_to(tmp_path):
