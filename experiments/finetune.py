@@ -35,7 +35,7 @@ TASKS: dict[str, dict[str, object]] = {
     "classification": {},
     "regression": {"objective": "regression", "data.regression": True},
     "ner": {"objective": "tagging", "data.name": "conll"},
-    "qa": {"objective": "answers", "data.name": "squad", "data.length": 384},
+    "qa": {"objective": "answers", "data.name": "squad"},
 }
 
 # Fields by path that models have otherwise; gpt is a decoder, whose last token alone has read the text.
@@ -175,7 +175,8 @@ def data_config(task: str, scratch: bool) -> ConfigDict:
         data.label = "label"  # the field of the label
         data.regression = False  # labels are numbers
     data.tokenizer = optional(str, "bytes" if scratch else None)  # bytes, or a tokenizer.json; None = the start's
-    data.length = 128  # tokens of a row at most
+    # Tokens of a row at most; None = those that the start has positions for, at most 384.
+    data.length = optional(int, {"qa": 384}.get(task, 128) if scratch else None)
     if task != "ner":
         data.separators = 1  # between two texts
     if task == "qa":

@@ -81,7 +81,7 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
     if model.config.scan_layers and model.config.stack == "plain":
         changes["scan_layers"] = False
     if model.config.tie_embeddings and batch_size == 1 and jax.default_backend() == "cpu":
-        changes["tie_embeddings"] = False
+        changes |= {"tie_embeddings": False, "scale_logits": False}
     if model.config.halting == "act":
         changes["early_exit"] = True
     if not changes:
@@ -90,12 +90,15 @@ def for_single_tokens(model: nn.Module, variables: Any, batch_size: int) -> tupl
     periods = [("decoder", len(model.config.attentions))]
     if model.config.architecture == "encoder_decoder":
         periods.append(("encoder", len(model.config.encoder_side.attentions)))
-    return arranged, _arrange(tuple(changes), tuple(periods), variables)
+    scale = model.config.embed_dim**-0.5 if model.config.scale_logits else None
+    return arranged, _arrange(tuple(changes), tuple(periods), scale, variables)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _arrange(changes: tuple[str, ...], periods: tuple[tuple[str, int], ...], variables: Any) -> Any:
-    """Variables of a model in which the named fields have been changed."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _arrange(
+    changes: tuple[str, ...], periods: tuple[tuple[str, int], ...], scale: float | None, variables: Any
+) -> Any:
+    """Variables of a model in which the named fields have been changed; ``scale`` goes into an untied head."""
     if "scan_layers" in changes:
         by_side = dict(periods)
         variables = {
@@ -104,6 +107,7 @@ def _arrange(changes: tuple[str, ...], periods: tuple[tuple[str, int], ...], var
         }
     if "tie_embeddings" in changes:
         params = variables["params"]
-        head = {"kernel": params["token_embedding"]["embedding"].T}
+        kernel = params["token_embedding"]["embedding"].T
+        head = {"kernel": kernel if scale is None else kernel * scale}
         variables = {**variables, "params": {**params, "output_head": head}}
     return variables

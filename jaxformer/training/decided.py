@@ -55,6 +55,8 @@ def decided_length(config: ConfigDict, data: Any) -> dict[str, object]:
     if given is None or (has_start(config) and not _has_table_of_positions(config)):
         return {"model.max_length": needed}
     longest = "config.data.length" if config.data.length == needed else "the tokens of the longest row"
+    if has_start(config):
+        raise ConfigError(f"{longest} = {needed}, must be at most the start's model.max_length = {given}")
     raise ConfigError(f"config.model.max_length is {given}, must be at least {longest} = {needed}, or None")
 
 

@@ -35,7 +35,9 @@ GIVEN_FIELDS = (
 NEW_PARTS = ("classifier", "pooler")
 """Parameters that a task's head may have and its start lack."""
 
-_DECIDED = ("model", "data.tokenizer", "start.step")
+_DECIDED = ("model", "data.tokenizer", "data.length", "start.step")
+
+_LENGTH = 384  # tokens of a row at most, where the start sets no limit
 
 
 def has_start(config: ConfigDict) -> bool:
@@ -44,7 +46,10 @@ def has_start(config: ConfigDict) -> bool:
 
 
 def start_values(config: ConfigDict, earlier: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The values of a config that its start decides, by path: the whole model, the tokenizer, and which step it is.
+    """The values of a config that its start decides, by path.
+
+    These are the whole model, the tokenizer, which step it is and, where the config leaves it open, how long the rows
+    of a task are at most.
 
     Args:
       config: the config as given.
@@ -76,8 +81,14 @@ def start_values(config: ConfigDict, earlier: Mapping[str, object] | None = None
         raise ConfigError(f"config.data.tokenizer is {config.data.tokenizer!r}, must be None: it is the start's")
     given = {name: value for name, value in config.model.items() if value is not None}
     tokenizer = directory.tokenizer(tokenizer_name(own))
+    model = {**own.model.to_dict(), **given}
+    length = {}
+    if "head" in config and config.data.length is None:
+        # Examples of a task are cut, or windowed, to what the start has positions for.
+        length["data.length"] = min(model.get("max_length") or _LENGTH, _LENGTH)
     return {
-        "model": {**own.model.to_dict(), **given},
+        "model": model,
+        **length,
         "data.tokenizer": tokenizer if tokenizer == "bytes" else str(Path(tokenizer).absolute()),
         "start.step": str(choose_step(directory.checkpoints, config.start.step)),
     }

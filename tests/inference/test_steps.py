@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -58,6 +59,17 @@ def test_arrangement_for_single_tokens_keeps_the_function(gpt, batch_size):
         arranged.apply(variables, tokens).logits, model.apply({"params": params}, tokens).logits, atol=1e-5
     )
     assert for_single_tokens(arranged, variables, batch_size) == (arranged, variables)
+
+
+def test_a_head_that_is_untied_for_speed_keeps_the_scale_of_logits(make_gpt):
+    model, params = make_gpt(scale_logits=True)
+    arranged, variables = for_single_tokens(model, {"params": params}, 1)
+    tokens = jnp.asarray([TOKENS])
+    logits = model.apply({"params": params}, tokens).logits
+    np.testing.assert_allclose(arranged.apply(variables, tokens).logits, logits, atol=1e-5)
+    plain = model.clone(config=dataclasses.replace(model.config, scale_logits=False))
+    unscaled = plain.apply({"params": params}, tokens).logits
+    np.testing.assert_allclose(logits, unscaled * model.config.embed_dim**-0.5, atol=1e-5)
 
 
 def test_models_without_layers_are_left_as_they_are(recurrent):

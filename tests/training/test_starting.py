@@ -104,6 +104,14 @@ def test_everything_that_both_have_is_the_starts_and_the_rest_is_said(pretrained
     assert "next_sentence_head/bias" in said[2]
 
 
+def test_rows_are_as_long_as_the_start_has_positions_where_nothing_is_said(pretrained, labels):
+    workdir, _ = pretrained
+    assert "data.length" not in start_values(fine_tuning(workdir, labels).config)
+    config = load_config("finetune:size=tiny,start=run", [f"data.train={labels}", f"start.workdir={workdir}"]).config
+    assert config.data.length is None
+    assert start_values(config)["data.length"] == 32
+
+
 def test_a_start_that_lacks_a_part_of_the_body_is_refused(fine_tuned):
     config, drawn = fine_tuned
     table = drawn.params["encoder"]["position_embedding"]["embedding"]
@@ -147,7 +155,9 @@ def test_longer_rows_than_the_starts_need_positions_that_end_nowhere(name, fits)
     if fits:
         assert decided_length(config, data) == {"model.max_length": 40}
     else:
-        with pytest.raises(ConfigError, match="max_length is 8, must be at least the tokens of the longest row = 40"):
+        with pytest.raises(
+            ConfigError, match=r"the longest row = 40, must be at most the start's model\.max_length = 8"
+        ):
             decided_length(config, data)
 
 
