@@ -75,7 +75,8 @@ def load_pretrained(
     """Loads a checkpoint of Hugging Face's format: GPT-2, Llama, BERT, RoBERTa, DistilBERT or T5.
 
         model, params, tokenizer = load_pretrained("bert-base-uncased")
-        tokens = jnp.asarray([tokenizer.encode("Paris is the capital of France.")])
+        text = tokenizer.encode("Paris is the capital of France.")  # without special tokens
+        tokens = jnp.asarray([[tokenizer.bos_id, *text, tokenizer.eos_id]])  # [CLS] … [SEP]
         logits = model.apply({"params": params}, tokens).logits
 
     Args:

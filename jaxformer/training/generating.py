@@ -6,10 +6,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from ml_collections import ConfigDict
 
+from jaxformer.inference import has_encoder
+from jaxformer.models import TaskModel
 from jaxformer.training.assembly import tokenizer_name
 from jaxformer.training.compilation_cache import enable_compilation_cache
 from jaxformer.training.finished import load_model, read_run
+from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import TextStream, prompt_tokens
 from jaxformer.training.sharding import make_mesh
@@ -58,7 +62,7 @@ def generate_from_run(
       Pieces of text: prompts with their continuations, or translations alone.
 
     Raises:
-      ConfigError: no run was started there.
+      ConfigError: no run was started there, or its model writes no text.
       CheckpointError: there is no such checkpoint.
       ValueError: a number is out of range, or a prompt is too long for the model.
     """
@@ -90,6 +94,7 @@ def generate_from_run(
         found = translator.translate(prompts, rng=jax.random.key(seed), num_return=num_samples, **options)
         yield from _lines([hypothesis.text for row in found for hypothesis in row])
         return
+    _check_decoder(workdir, config, model)
     from jaxformer.data import load_tokenizer
 
     tokenizer = load_tokenizer(RunDirectory(workdir).tokenizer(tokenizer_name(config)))
@@ -110,6 +115,26 @@ def generate_from_run(
         sampling |= {"rng": jax.random.key(seed), "temperature": 1.0 if temperature is None else temperature}
         texts = [prompt for prompt in prompts for _ in range(num_samples)]
         yield from _stream(model, params, tokenizer, texts, {**sampling, **common})
+
+
+def _check_decoder(workdir: Path, config: ConfigDict, model: Any) -> None:
+    """Refuses a run that continues no text, saying what its model is for.
+
+    Raises:
+      ConfigError: as said.
+    """
+    if has_encoder(model):
+        raise ConfigError(
+            f"the run in {workdir} was pretrained on {config.data.name!r}, so it turns no prompt into a text yet; "
+            f"train it on a task (text_to_text:start=run,data=dates --config.start.workdir={workdir}) and generate from that"
+        )
+    if isinstance(model, TaskModel):
+        raise ConfigError(f"the run in {workdir} has a head for {config.head.task!r}; jaxformer predict uses it")
+    if model.config.architecture == "encoder":
+        raise ConfigError(
+            f"the run in {workdir} has an encoder, which writes no text; jaxformer embed gives its vectors, and "
+            "finetune:start=run trains it for a task"
+        )
 
 
 # Values of filters that filter nothing.

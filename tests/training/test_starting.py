@@ -12,6 +12,7 @@ from jaxformer.training.checkpoint_reading import CheckpointError
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.config import load_config, read_config, resolve, write_config
 from jaxformer.training.decided import decided_length, decided_values
+from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
@@ -110,6 +111,11 @@ def test_rows_are_as_long_as_the_start_has_positions_where_nothing_is_said(pretr
     config = load_config("finetune:size=tiny,start=run", [f"data.train={labels}", f"start.workdir={workdir}"]).config
     assert config.data.length is None
     assert start_values(config)["data.length"] == 32
+
+
+def test_an_encoders_run_writes_no_text_and_says_so(pretrained):
+    with pytest.raises(ConfigError, match="has an encoder, which writes no text; jaxformer embed"):
+        next(generate_from_run(pretrained[0], ["word"]))
 
 
 def test_a_start_that_lacks_a_part_of_the_body_is_refused(fine_tuned):
