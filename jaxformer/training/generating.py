@@ -126,7 +126,7 @@ def _check_decoder(workdir: Path, config: ConfigDict, model: Any) -> None:
     if has_encoder(model):
         raise ConfigError(
             f"the run in {workdir} was pretrained on {config.data.name!r}, so it turns no prompt into a text yet; "
-            f"train it on a task (text_to_text:start=run,data=dates --config.start.workdir={workdir}) and generate from that"
+            f"train it on a task (text_to_text:start=run,data=dates --config.start.workdir={workdir}), then generate"
         )
     if isinstance(model, TaskModel):
         raise ConfigError(f"the run in {workdir} has a head for {config.head.task!r}; jaxformer predict uses it")
