@@ -163,7 +163,7 @@ def load_classification_data(
         )
         for split, texts in splits.items()
     }
-    rows = in_groups(examples, num_buckets)
+    rows = in_groups(examples, num_buckets, length)
     for split in ("train", "validation"):
         per_row = examples[split].rows.per_row
         labelled = per_row["label_mask"][0] if regression else per_row["labels"][0] != IGNORE_LABEL

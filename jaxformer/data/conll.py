@@ -250,6 +250,5 @@ def load_tagging_data(
     counts = collections.Counter(tag for tags in splits["validation"].tags or () for tag in tags)
     share = counts[OUTSIDE] / max(1, counts.total())
     baselines = f"for scale, on validation: O for every word has an accuracy of {share:.4f} and an entity F1 of 0"
-    return TaskData(
-        "tagging", *in_groups(examples, num_buckets), loaded, classes, examples, splits["train"].source, baselines
-    )
+    rows = in_groups(examples, num_buckets, length)
+    return TaskData("tagging", *rows, loaded, classes, examples, splits["train"].source, baselines)

@@ -80,10 +80,11 @@ class ExampleRows:
                 batch[name][row] = column[index]
         return batch
 
-    def widened(self, widths: tuple[int, ...]) -> "ExampleRows":
-        """The same rows in groups of these widths, and of one more if a row is too long for all."""
+    def widened(self, widths: tuple[int, ...], most: int) -> "ExampleRows":
+        """The same rows, of at most ``most`` tokens, in groups of these widths, and of one more if a row needs it."""
         pairs = fitting_widths(self.tokens, self.tokens, tuple((width, width) for width in widths))
-        return ExampleRows(self.tokens, tuple(width for width, _ in pairs), self.pad_id, self.per_token, self.per_row)
+        capped = tuple(min(width, most) for width, _ in pairs)
+        return ExampleRows(self.tokens, capped, self.pad_id, self.per_token, self.per_row)
 
 
 def row_widths(tokens: Sequence[Integer[np.ndarray, " _"]], num_buckets: int) -> tuple[int, ...]:

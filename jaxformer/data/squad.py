@@ -247,4 +247,4 @@ def load_question_data(
     baselines = f"for scale, on validation: no answer to any question has an exact match of {1 - np.mean(given):.4f}"
     skipped = sum(questions.skipped for questions in splits.values())
     source = splits["train"].source + (f" ({skipped} answers left out: not where the file says)" if skipped else "")
-    return TaskData("answers", *in_groups(examples, num_buckets), loaded, (), examples, source, baselines)
+    return TaskData("answers", *in_groups(examples, num_buckets, length), loaded, (), examples, source, baselines)

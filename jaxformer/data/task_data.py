@@ -104,12 +104,14 @@ def task_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     return loaded
 
 
-def in_groups(examples: Mapping[str, Examples], num_buckets: int) -> tuple[ExampleRows, dict[str, ExampleRows]]:
-    """Rows of "train" and of the other splits, in groups of the widths that fit training."""
+def in_groups(
+    examples: Mapping[str, Examples], num_buckets: int, length: int
+) -> tuple[ExampleRows, dict[str, ExampleRows]]:
+    """Rows of "train" and of the other splits, in groups of the widths that fit training, none above ``length``."""
     if num_buckets < 1:
         raise ValueError(f"num_buckets is {num_buckets}, must be at least 1.")
     widths = row_widths(examples["train"].rows.tokens, num_buckets)
-    rows = {split: one.rows.widened(widths) for split, one in examples.items()}
+    rows = {split: one.rows.widened(widths, length) for split, one in examples.items()}
     return rows.pop("train"), rows
 
 

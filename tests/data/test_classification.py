@@ -116,6 +116,15 @@ def test_numbers_are_targets_of_regression(write):
         )
 
 
+def test_no_row_is_wider_than_the_longest_that_there_may_be(write):
+    options = {"name": "tsv_labels", "fields": ("0",), "label": "1", "length": 11}
+    short, long = (write(f"{size}.tsv", [f"{'a' * size}\tx", f"{'b' * size}\ty"]) for size in (3, 40))
+    for train, validation, widths in ((long, short, (11,)), (short, long, (8, 11))):
+        data = load_classification_data(train=(train,), validation=(validation,), **options)
+        assert data.validation_rows.widths == widths
+        assert data.max_length == 11
+
+
 def test_examples_without_a_label_are_not_counted(write):
     paths = [write(f"{name}.tsv", lines) for name, lines in (("n", ["a\tnan", "b\t-2", "c\t4"]), ("e", ["a\tnan"]))]
     options = {"name": "tsv_labels", "fields": ("0",), "label": "1"}
