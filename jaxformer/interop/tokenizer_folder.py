@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxformer.interop.errors import PretrainedError
 from jaxformer.interop.files import read_json
 
 FILES = (
@@ -23,6 +24,7 @@ FILES = (
 """What stands beside the tensors and is handed on as it is."""
 
 _SENTENCEPIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+_SENTINELS = 100
 _MARKS = {
     "cls": ("[CLS]", "<s>", "<cls>"),
     "sep": ("[SEP]", "</s>", "<sep>"),
@@ -40,6 +42,9 @@ def load_pretrained_tokenizer(directory: Path, model_type: str) -> tuple[Any, li
 
     Returns:
       The tokenizer, or None where there is none that can be read, and a note in the latter case if there are files.
+
+    Raises:
+      PretrainedError: a file is no JSON, or T5's number of sentinels is none.
     """
     from jaxformer.data import load_tokenizer
 
@@ -49,11 +54,30 @@ def load_pretrained_tokenizer(directory: Path, model_type: str) -> tuple[Any, li
         return _subword(_byte_pairs(directory, model_type), directory), []
     if (directory / "vocab.txt").is_file():
         return _subword(_word_pieces(directory), directory), []
+    if model_type == "t5" and (directory / "spiece.model").is_file():
+        return _unigram_pieces(directory)
     unread = [name for name in (*_SENTENCEPIECE, "vocab.json") if (directory / name).is_file()]
     if not unread:
         return None, []
     wanted = "merges.txt" if unread[0] == "vocab.json" else "tokenizer.json"
     return None, [f"no tokenizer: {unread[0]} can't be read alone; it needs {wanted} beside it"]
+
+
+def _unigram_pieces(directory: Path) -> tuple[Any, list[str]]:
+    """T5's pieces from the file of SentencePiece, and behind them its sentinels, which that file does not hold."""
+    from jaxformer.data import load_tokenizer
+    from jaxformer.data.vocabulary import with_sentinels
+
+    configured = directory / "tokenizer_config.json"
+    config = read_json(configured) if configured.is_file() else {}
+    count = config.get("extra_ids", _SENTINELS)
+    if not isinstance(count, int) or count < 0:
+        raise PretrainedError(f"{configured} has extra_ids={count!r}, must be a number of sentinels")
+    try:
+        tokenizer = load_tokenizer(directory / "spiece.model")
+    except ValueError as error:
+        return None, [f"no tokenizer: {error}"]
+    return with_sentinels(tokenizer, count), []
 
 
 def _subword(backend: Any, directory: Path) -> Any:

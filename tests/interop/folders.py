@@ -1,6 +1,7 @@
 """Checkpoint folders written name by name from numpy, without transformers."""
 
 import json
+import struct
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -37,6 +38,28 @@ LLAMA_CONFIG = {
     "num_key_value_heads": 1,
     "head_dim": 2,
     "rms_norm_eps": 1e-5,
+}
+DISTILBERT_CONFIG = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertForSequenceClassification"],
+    "vocab_size": 13,
+    "max_position_embeddings": 11,
+    "dim": 6,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 10,
+    "id2label": {"0": "bad", "1": "good", "2": "so"},
+}
+T5_CONFIG = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "vocab_size": 13,
+    "d_model": 6,
+    "d_kv": 2,
+    "d_ff": 10,
+    "num_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
 }
 
 
@@ -125,3 +148,58 @@ def llama_tensors(config=LLAMA_CONFIG, **options):
             f"{name}mlp.down_proj.weight": (width, hidden),
         }
     return drawn(shapes, **options)
+
+
+def distilbert_tensors(config=DISTILBERT_CONFIG, num_labels=3, **options):
+    """All of a DistilBertForSequenceClassification's tensors."""
+    width, hidden = config["dim"], config["hidden_dim"]
+    shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+        **_both("embeddings.LayerNorm", width),
+    }
+    for layer in range(config["n_layers"]):
+        name = f"transformer.layer.{layer}."
+        for part in ("q_lin", "k_lin", "v_lin", "out_lin"):
+            shapes |= _both(f"{name}attention.{part}", width, width)
+        shapes |= _both(f"{name}sa_layer_norm", width) | _both(f"{name}output_layer_norm", width)
+        shapes |= _both(f"{name}ffn.lin1", hidden, width) | _both(f"{name}ffn.lin2", width, hidden)
+    shapes = {f"distilbert.{name}": shape for name, shape in shapes.items()}
+    shapes |= _both("pre_classifier", width, width) | _both("classifier", num_labels, width)
+    return drawn(shapes, **options)
+
+
+def t5_tensors(config=T5_CONFIG, **options):
+    """All of a T5's of the first kind, whose head is its embeddings."""
+    width, hidden = config["d_model"], config["d_ff"]
+    inner = config["d_kv"] * config["num_heads"]
+    shapes = {"shared.weight": (config["vocab_size"], width)}
+    for side, attentions in (("encoder", ("SelfAttention",)), ("decoder", ("SelfAttention", "EncDecAttention"))):
+        for layer in range(config["num_layers"]):
+            name = f"{side}.block.{layer}.layer."
+            for number, attention in enumerate(attentions):
+                shapes |= {f"{name}{number}.{attention}.{part}.weight": (inner, width) for part in "qkv"}
+                shapes[f"{name}{number}.{attention}.o.weight"] = (width, inner)
+            last = f"{name}{len(attentions)}"
+            shapes[f"{last}.DenseReluDense.wi.weight"] = (hidden, width)
+            shapes[f"{last}.DenseReluDense.wo.weight"] = (width, hidden)
+            shapes |= {f"{name}{number}.layer_norm.weight": (width,) for number in range(len(attentions) + 1)}
+        bias = (config["relative_attention_num_buckets"], config["num_heads"])
+        shapes[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = bias
+        shapes[f"{side}.final_layer_norm.weight"] = (width,)
+    return drawn(shapes, **options)
+
+
+def sentencepiece_file(file, pieces):
+    """A unigram model of SentencePiece as T5 has it: padding 0, end 1, unknown 2, then pieces, the likelier first."""
+    marks = (("<pad>", 3), ("</s>", 3), ("<unk>", 2))
+    entries = [(piece, 0.0, kind) for piece, kind in marks]
+    entries += [(piece, -1.0 - number / len(pieces), 1) for number, piece in enumerate(pieces)]
+    content = b""
+    for piece, score, kind in entries:
+        text = piece.encode()
+        message = bytes([10, len(text)]) + text + b"\x15" + struct.pack("<f", score) + bytes([24, kind])
+        content += bytes([10, len(message)]) + message
+    # The trainer's settings: unknown 2, no beginning (-1), end 1, padding 0.
+    settings = b"\xc0\x02\x02" + b"\xc8\x02" + b"\xff" * 9 + b"\x01" + b"\xd0\x02\x01" + b"\xd8\x02\x00"
+    file.write_bytes(content + bytes([18, len(settings)]) + settings)
