@@ -12,7 +12,7 @@ brings with it, need no download; the tokenizer is trained on them.
     jaxformer train --config=finetune:start=run,task=classification --workdir=runs/polarity
         --config.start.workdir=runs/bert --config.data.train=polarity.tsv
 
-Argument: model=bert|roberta|distilbert, size=small|tiny|base.
+Argument: model=bert|roberta|distilbert, size=small|tiny|base, attention=dense|local|dilated|global_tokens.
 
 bert reads pairs of sentences and also learns whether the second follows the first (loss.next_sentence_weight,
 data.sentences=pairs); the others read rows full of sentences (data.sentences=full; isolated: documents in a row do not
@@ -28,6 +28,14 @@ base   days on many GPUs              as published; give it gigabytes of text
 from ml_collections import ConfigDict
 
 from jaxformer.training.config import optional, parse_arg
+
+# Arguments of each attention, for rows of a hundred tokens or more.
+ATTENTION_ARGS: dict[str, dict[str, object]] = {
+    "dense": {},
+    "local": {"window": 31},  # tokens on each side of the token itself
+    "dilated": {"window": 15, "dilation": 2},  # neighbours, tokens between them
+    "global_tokens": {"indices": (0, 1, 2, 3)},  # positions
+}
 
 # What each model changes in the config below, by path.
 MODELS: dict[str, dict[str, object]] = {
@@ -91,12 +99,12 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of a model and its size; every knob with its unit."""
-    chosen = parse_arg(arg, model=tuple(MODELS), size=tuple(SIZES))
+    chosen = parse_arg(arg, model=tuple(MODELS), size=tuple(SIZES), attention=tuple(ATTENTION_ARGS))
     name, size = chosen["model"], SIZES[chosen["size"]]
     config = ConfigDict()
     config.seed = 0  # of parameters, dropout, the order of rows and what is masked
     config.objective = "masked_language_model"  # cross-entropy of the chosen tokens
-    config.model = model_config(name)
+    config.model = model_config(name, chosen["attention"])
     config.data = data_config()
     config.loss = ConfigDict()
     config.loss.label_smoothing = 0.0  # probability spread over the vocabulary, fraction in [0, 1)
@@ -111,7 +119,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return config
 
 
-def model_config(name: str) -> ConfigDict:
+def model_config(name: str, attention: str) -> ConfigDict:
     """Shape of the network; what is not here is as published (`jaxformer.models`), and may be added."""
     model = ConfigDict()
     model.name = name  # a model that `jaxformer list` shows
@@ -126,8 +134,8 @@ def model_config(name: str) -> ConfigDict:
     model.dropout_rate = 0.1  # of embeddings and of what sub-layers add, fraction in [0, 1)
     model.attention_dropout_rate = 0.1  # fraction in [0, 1)
     model.mlp_dropout_rate = 0.0  # fraction in [0, 1)
-    model.attention = "dense"  # an attention of encoders that `jaxformer list` shows
-    model.attention_args = ConfigDict()  # its arguments
+    model.attention = attention
+    model.attention_args = ConfigDict(ATTENTION_ARGS[attention])  # of this attention
     model.scan_layers = True  # one compiled block; False = unrolled
     model.remat = "none"  # what the backward pass recomputes: none, full, sqrt, dots, dots_no_batch
     model.init_stddev = 0.05  # of kernels and embeddings; 0.02 as published, for widths of 768

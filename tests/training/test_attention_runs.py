@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxformer.attention import ATTENTION, PATTERNS
-from jaxformer.training.config import bundled_configs, load_config
+from jaxformer.training.assembly import make_model
+from jaxformer.training.config import bundled_configs, load_config, resolve
 from jaxformer.training.finished import load_run
 from jaxformer.training.generating import generate_from_run
 from jaxformer.training.loop import train_and_evaluate
@@ -59,3 +60,9 @@ def test_config_takes_every_causal_attention_and_packs_as_it_can():
         record = PATTERNS.get(name) or ATTENTION[name]
         assert config.data.packing == ("packed" if record.packing else "contiguous")
         assert (config.sample.max_new_tokens > 0) == (name in PATTERNS or record.decodes)
+
+
+def test_encoders_are_pretrained_with_other_attentions():
+    config = load_config("masked_lm:size=tiny,attention=local", ["model.attention_args.window=5"]).config
+    model = make_model(resolve(config, {"model.vocab_size": 50, "model.max_length": 64}))
+    assert [(choice.name, choice.args) for choice in model.config.attentions] == [("local", (("window", 5),))]
