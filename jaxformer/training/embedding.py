@@ -106,7 +106,7 @@ def _rows(model: Any, tokenizer: Any, texts: Sequence[str], length: int | None) 
     elif model.config.architecture == "encoder_decoder":
         before = []
     before, after = ([id for id in side if id is not None] for side in (before, after))
-    longest = length or limit or _LONGEST
+    longest = (limit or _LONGEST) if length is None else length
     least = len(before) + len(after) + 1
     if longest < least or (limit is not None and longest > limit):
         most = "" if limit is None else f" and at most the model's {limit} positions"

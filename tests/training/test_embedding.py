@@ -83,6 +83,7 @@ def test_a_head_is_not_read(encoder):
         ({"pooling": "max"}, "pooling is 'max', must be one of first, last, mean"),
         ({"length": 2}, "length is 2, must be at least 3 and at most the model's 24"),
         ({"length": 25}, "length is 25, must be"),
+        ({"length": 0}, "length is 0, must be"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"texts": "abc"}, r"must be a sequence of texts: \[text\]"),
     ],
