@@ -60,21 +60,32 @@ def test_a_fused_projection_is_split_into_query_key_value_and_then_heads(tmp_pat
     assert model.config.width_of_head == 2
 
 
-def test_layer_10_comes_after_layer_9_stacked_and_unrolled(tmp_path):
-    config = {**GPT2_CONFIG, "n_layer": 11}
+def numbered_layers(folder, count):
+    """A checkpoint whose layers' first norms have their numbers as scales."""
+    config = {**GPT2_CONFIG, "n_layer": count}
     tensors = gpt2_tensors(config)
-    for layer in range(11):
+    for layer in range(count):
         tensors[f"transformer.h.{layer}.ln_1.weight"][:] = layer
-    folder = write_folder(tmp_path, config, tensors)
+    return write_folder(folder, config, tensors), tensors
+
+
+def test_layer_10_comes_after_layer_9(tmp_path):
+    folder, tensors = numbered_layers(tmp_path, 11)
     _, params, _ = load_pretrained(folder)
-    np.testing.assert_array_equal(layer_of(params)["attention_norm"]["scale"][:, 0], np.arange(11))
+    np.testing.assert_array_equal(np.asarray(layer_of(params)["attention_norm"]["scale"])[:, 0], np.arange(11))
+    kernels = np.asarray(layer_of(params)["mlp"]["up"]["kernel"])
+    np.testing.assert_array_equal(kernels[10], tensors["transformer.h.10.mlp.c_fc.weight"])
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(11, marks=pytest.mark.slow)])
+def test_unrolled_layers_have_their_numbers(tmp_path, count):
+    folder, tensors = numbered_layers(tmp_path, count)
     model, own, _ = load_pretrained(folder, fields={"scan_layers": False})
-    for layer in range(11):
-        assert own["decoder"][f"layers_{layer}"]["attention_norm"]["scale"][0] == layer
     assert not model.config.scan_layers
-    np.testing.assert_array_equal(
-        layer_of(params)["mlp"]["up"]["kernel"][10], own["decoder"]["layers_10"]["mlp"]["up"]["kernel"]
-    )
+    for layer in range(count):
+        params = own["decoder"][f"layers_{layer}"]
+        np.testing.assert_array_equal(params["attention_norm"]["scale"], np.full(6, layer))
+        np.testing.assert_array_equal(params["mlp"]["up"]["kernel"], tensors[f"transformer.h.{layer}.mlp.c_fc.weight"])
 
 
 def test_settings_come_from_the_files_and_missing_ones_are_the_familys(tmp_path):
@@ -104,7 +115,7 @@ def test_shards_are_read_through_their_index(tmp_path):
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     _, expected, _ = load_pretrained(whole)
     _, params, _ = load_pretrained(parts)
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, expected))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
     index.write_text(json.dumps({"weight_map": {**places, "transformer.more": next(iter(groups))}}))
     with pytest.raises(PretrainedError, match=r"names tensors that its files do not hold: transformer\.more"):
         load_pretrained(parts)
@@ -168,7 +179,7 @@ def test_old_files_buffers_are_skipped_and_named_and_names_without_prefix_known(
     ):
         _, params, _ = load_pretrained(folder)
     _, expected, _ = load_pretrained(write_folder(tmp_path / "b", GPT2_CONFIG, gpt2_tensors()))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, expected))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
            for name, tensor in bert_tensors().items()}  # fmt: skip
     assert not set(old) & {"bert.embeddings.LayerNorm.weight"}

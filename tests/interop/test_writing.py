@@ -51,7 +51,7 @@ def test_what_is_written_is_what_was_read_byte_for_byte(tmp_path, config, tensor
     assert_same_bytes(tensors_of(tmp_path / "b"), tensors())
     again, params_again, _ = load_pretrained(tmp_path / "b", fields={"scan_layers": scan_layers})
     assert again.config == model.config
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, params_again))
+    jax.tree.map(np.testing.assert_array_equal, params, params_again)
 
 
 def test_names_dtypes_and_settings_of_the_checkpoint_are_kept(tmp_path):
@@ -78,7 +78,7 @@ def test_tied_embeddings_are_one_array_with_the_head_there_absent_or_refused(tmp
     assert sum(jax.tree.leaves(shapes)) == sum(tensor.size for tensor in tensors.values())
     table = tensors["transformer.wte.weight"]
     same = read_pretrained(write_folder(tmp_path / "same", TINY, {**tensors, "lm_head.weight": table}))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.params, same.params))
+    jax.tree.map(np.testing.assert_array_equal, found.params, same.params)
     disagreeing = {**tensors, "lm_head.weight": table + 1}
     folder = write_folder(tmp_path / "other", TINY, disagreeing)
     with pytest.raises(PretrainedError, match=r"lm_head\.weight and transformer\.wte\.weight, which differ although"):

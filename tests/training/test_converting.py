@@ -42,7 +42,7 @@ def test_a_checkpoint_becomes_a_run_and_the_run_that_checkpoint(tmp_path, config
     model, variables, tokenizer = load_run(tmp_path / "run")
     expected, params, _ = load_pretrained(source)
     assert model.config == expected.config
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), variables["params"], params))
+    jax.tree.map(np.testing.assert_array_equal, variables["params"], params)
     assert tokenizer.encode("the fox") == [6, 7]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["model"]["name"] == preset
     assert export_checkpoint(tmp_path / "run", tmp_path / "out")["notes"] == []
