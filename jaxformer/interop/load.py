@@ -15,7 +15,7 @@ from jaxformer.interop.errors import PretrainedError, listed
 from jaxformer.interop.heads import STORED, ChosenHead, choose_head, class_names
 from jaxformer.interop.reading import Shardings, check_shapes, find_sharding, read_parameter, widest_dtype
 from jaxformer.interop.rules import Source, find_sources, matches
-from jaxformer.interop.tokenizer_folder import load_pretrained_tokenizer
+from jaxformer.interop.tokenizer_folder import decoder_start_notes, load_pretrained_tokenizer
 from jaxformer.interop.trees import flatten, unflatten
 from jaxformer.models import HeadConfig, TaskModel, Transformer, TransformerConfig
 
@@ -147,6 +147,7 @@ def read_pretrained(
     if rng is not None and new:
         params |= _draw(model, chosen, rng, {path: find_sharding(shardings, path, shapes[path]) for path in new})
     tokenizer, said = load_pretrained_tokenizer(checkpoint.directory, checkpoint.family.model_type)
+    said = [*said, *decoder_start_notes(tokenizer, checkpoint.values)]
     params = unflatten({path: params[path] for path in shapes})
     return Pretrained(
         model=model,

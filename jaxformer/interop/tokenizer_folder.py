@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,27 @@ def load_pretrained_tokenizer(directory: Path, model_type: str) -> tuple[Any, li
         return None, []
     wanted = "merges.txt" if unread[0] == "vocab.json" else "tokenizer.json"
     return None, [f"no tokenizer: {unread[0]} can't be read alone; it needs {wanted} beside it"]
+
+
+def decoder_start_notes(tokenizer: Any, values: Mapping[str, Any]) -> list[str]:
+    """What to say where a config.json has the decoder begin with another id than the tokenizer does here.
+
+    Args:
+      tokenizer: as loaded, or None.
+      values: of config.json.
+
+    Returns:
+      A sentence, or none.
+    """
+    from jaxformer.data import decoder_start
+
+    wanted = values.get("decoder_start_token_id")
+    if tokenizer is None or wanted is None or decoder_start(tokenizer) == wanted:
+        return []
+    return [
+        f"the decoder begins with id {wanted} by config.json, but with {decoder_start(tokenizer)} by this tokenizer: a "
+        f"run generates from that, so give jaxformer.inference.generate prompts of [{wanted}] instead"
+    ]
 
 
 def _unigram_pieces(directory: Path) -> tuple[Any, list[str]]:

@@ -9,7 +9,11 @@ from folders import sentencepiece_file
 
 from jaxformer.data import ByteTokenizer, load_tokenizer
 from jaxformer.interop import PretrainedError
-from jaxformer.interop.tokenizer_folder import load_pretrained_tokenizer, save_pretrained_tokenizer
+from jaxformer.interop.tokenizer_folder import (
+    decoder_start_notes,
+    load_pretrained_tokenizer,
+    save_pretrained_tokenizer,
+)
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "##es", "a"]
 
@@ -61,6 +65,17 @@ def test_t5s_sentinels_are_as_many_as_its_settings_say(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": "many"}))
     with pytest.raises(PretrainedError, match="extra_ids='many', must be a number of sentinels"):
         load_pretrained_tokenizer(tmp_path, "t5")
+
+
+def test_a_decoder_that_begins_otherwise_here_is_told(tmp_path):
+    sentencepiece_file(tmp_path / "spiece.model", ["▁a", "▁b"])
+    assert decoder_start_notes(None, {"decoder_start_token_id": 0}) == []
+    for count, told in ((2, False), (0, True)):  # without sentinels nothing says that it is a T5's
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": count}))
+        tokenizer, _ = load_pretrained_tokenizer(tmp_path, "t5")
+        assert decoder_start_notes(tokenizer, {}) == []
+        notes = decoder_start_notes(tokenizer, {"decoder_start_token_id": 0})
+        assert [f"with id 0 by config.json, but with {tokenizer.eos_id}" in note for note in notes] == [True] * told
 
 
 def test_t5s_pieces_are_handed_on_as_they_were_from_a_run_too(tmp_path):
