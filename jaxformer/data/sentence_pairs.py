@@ -87,7 +87,12 @@ def pair_layout(
 
     Returns:
         Ids, and token types: 0 up to the last ``[SEP]`` before B, 1 from there on.
+
+    Raises:
+        ValueError: separators is below 1.
     """
+    if separators < 1:
+        raise ValueError(f"separators is {separators}, must be at least 1.")
     ids = [np.array([start_id]), first, np.full(separators if second is not None else 1, end_id)]
     before = 1 + len(first) + len(ids[-1])
     if second is not None:

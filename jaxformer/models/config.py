@@ -248,8 +248,8 @@ class TransformerConfig:
         for name in ("rotary_base", "norm_epsilon", "init_stddev", "attention_scale"):
             _check_positive(name, getattr(self, name))
         for name in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout_rate"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
+            if not isinstance(getattr(self, name), int | float) or not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number in [0, 1)")
         if self.positions == "rotary" and self.width_of_head % 2:
             raise ValueError(f"head_dim={self.width_of_head} must be even for rotary positions")
         if "float64" in (self.dtype, self.param_dtype) and not jax.config.read("jax_enable_x64"):

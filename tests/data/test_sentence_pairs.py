@@ -60,6 +60,8 @@ def test_one_text_and_two_as_an_encoder_reads_them():
         ([1, 5, 6, 2, 7, 2], [0, 0, 0, 0, 1, 1]),
         ([1, 5, 6, 2, 2, 7, 2], [0, 0, 0, 0, 0, 1, 1]),
     ]
+    with pytest.raises(ValueError, match="separators is 0, must be at least 1"):
+        pair_layout(first, second, start_id=1, end_id=2, separators=0)
 
 
 def test_the_longer_side_is_cut_token_by_token():
