@@ -51,7 +51,8 @@ def classification_metrics(predictions: Sequence[str], labels: Sequence[str]) ->
     figures = {
         "accuracy": float(metrics.accuracy_score(labels, predictions)),
         "f1_macro": float(np.mean(each)),
-        "matthews": float(metrics.matthews_corrcoef(labels, predictions)),
+        # Of one class alone scikit-learn says 0 too, with a warning.
+        "matthews": float(metrics.matthews_corrcoef(labels, predictions)) if len(classes) > 1 else 0.0,
     }
     if len(classes) == 2:
         figures["f1"] = float(each[1])

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -38,6 +39,9 @@ def test_two_classes_by_their_counts():
 def test_more_classes_have_no_f1_of_one_and_one_class_no_correlation():
     assert "f1" not in classification_metrics(["a", "b", "c"], ["a", "b", "b"])
     assert classification_metrics(["a", "a", "a"], ["a", "b", "a"])["matthews"] == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert classification_metrics(["a", "a"], ["a", "a"]) == {"accuracy": 1.0, "f1_macro": 1.0, "matthews": 0.0}
 
 
 def test_numbers_by_numpy():
