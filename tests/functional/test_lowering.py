@@ -34,6 +34,9 @@ CALLS = {
 GRADIENTS = {
     "masked_softmax": lambda x: functional.masked_softmax(x, POSITIONS[:, :, None, None]),
     "layer_norm": lambda x: functional.layer_norm(x, x[0, 0, 0], x[0, 0, 0]),
+    "pool_tokens": lambda x: sum(
+        functional.pool_tokens(x[0], x[0, ..., 0] > 0, pooling=p) for p in functional.POOLINGS
+    ),
     "rms_norm": lambda x: functional.rms_norm(x, x[0, 0, 0]),
     "elu_features": lambda x: functional.elu_features(x),
     "relu_features": lambda x: functional.relu_features(x),
@@ -90,7 +93,7 @@ GRADIENTS |= {
     "einsum_dispatch": lambda x: dispatched(functional.einsum_dispatch, x, 1.0),
 }
 WITHOUT_ARRAYS = {
-    *("DISPATCHES", "FEATURE_MAPS"),
+    *("DISPATCHES", "FEATURE_MAPS", "POOLINGS"),
     *("check_experts", "check_sampling", "compute_dtype", "expert_capacities"),
 }
 
