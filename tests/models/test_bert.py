@@ -223,7 +223,7 @@ def test_a_whole_row_fits_the_table():
         ({"embedding_norm": True, "stack": "universal"}, "embedding_norm=True needs stack='plain'"),
         ({"scale_logits": True, "tie_embeddings": False}, "scale_logits=True needs tie_embeddings=True"),
         ({"head_bias": True, "num_future_tokens": 2}, "head_bias=True can't be with num_future_tokens=2"),
-        ({"final_dropout_rate": 1.0}, "final_dropout_rate=1.0 must be in"),
+        ({"final_dropout_rate": 1.0}, "final_dropout_rate=1.0 must be a number in"),
         ({"kernel_init": "fan_out"}, "kernel_init='fan_out' must be one of normal, xavier_uniform, fan_in"),
     ],
 )
