@@ -17,7 +17,7 @@ from jaxformer.training.overrides import ConfigError
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.sampling import TextStream, prompt_tokens
 from jaxformer.training.sharding import make_mesh
-from jaxformer.training.translator import make_translator, translates
+from jaxformer.training.translator import Translator, make_translator, translates
 
 
 def generate_from_run(
@@ -86,13 +86,8 @@ def generate_from_run(
     if translates(config):
         translator = make_translator(RunDirectory(workdir), config, model, params, model_state)
         longest = config.eval.max_new_tokens if max_new_tokens is None else max_new_tokens
-        if num_samples > 1 and num_beams == 1 and not temperature:
-            raise ValueError(
-                f"num_samples is {num_samples}, but greedy translations are all the same: give beams or a temperature"
-            )
         options = {"temperature": temperature or 0.0, **sampling, **search, "max_new_tokens": longest}
-        found = translator.translate(prompts, rng=jax.random.key(seed), num_return=num_samples, **options)
-        yield from _lines([hypothesis.text for row in found for hypothesis in row])
+        yield from _translations(translator, prompts, num_samples, seed, options)
         return
     _check_decoder(workdir, config, model)
     from jaxformer.data import load_tokenizer
@@ -115,6 +110,18 @@ def generate_from_run(
         sampling |= {"rng": jax.random.key(seed), "temperature": 1.0 if temperature is None else temperature}
         texts = [prompt for prompt in prompts for _ in range(num_samples)]
         yield from _stream(model, params, tokenizer, texts, {**sampling, **common})
+
+
+def _translations(
+    translator: Translator, sources: Sequence[str], num_samples: int, seed: int, options: dict[str, Any]
+) -> Iterator[str]:
+    """The sources' translations, so many of each."""
+    if num_samples > 1 and options["num_beams"] == 1 and not options["temperature"]:
+        raise ValueError(
+            f"num_samples is {num_samples}, but greedy translations are all the same: give beams or a temperature"
+        )
+    found = translator.translate(sources, rng=jax.random.key(seed), num_return=num_samples, **options)
+    yield from _lines([hypothesis.text for row in found for hypothesis in row])
 
 
 def _check_decoder(workdir: Path, config: ConfigDict, model: Any) -> None:
