@@ -236,6 +236,7 @@ def data_config(packing: str) -> ConfigDict:
     data.length = 256  # tokens a row
     data.packing = packing  # packed: documents never see each other (not every attention can); contiguous: one stream
     data.validation_fraction = 0.05  # of documents
+    data.training_bytes = optional(int)  # bytes of training text at most; None = all
     data.validation_bytes = optional(int, 200_000)  # bytes of validation text at most; None = all
     data.split_seed = 0  # which documents are for validation: the same in runs of different config.seed
     data.prefetch = 2  # batches made ready in the background

@@ -116,6 +116,7 @@ def load_language_model_data(
     length: int = 256,
     packing: str = "packed",
     validation_fraction: float = 0.05,
+    training_bytes: int | None = None,
     validation_bytes: int | None = None,
     vocab_size: int | None = None,
     split_seed: int = 0,
@@ -134,6 +135,7 @@ def load_language_model_data(
             of all documents, cut in rows.
         validation_fraction: share of documents for validation, in (0, 1]; at 1 all are, and there are no rows to train
             on (see ``split_documents``).
+        training_bytes: training text at most, bytes; None = all. It does not change the validation data.
         validation_bytes: validation text at most, bytes; None = all. What is over is used for nothing, so the cap
             does not change the training data.
         vocab_size: ids must be below it; None = the tokenizer's.
@@ -152,6 +154,7 @@ def load_language_model_data(
     loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     documents = load_documents(name, path=path, field=field)
     train, validation = split_documents(documents, validation_fraction, seed=split_seed)
+    train = limit_bytes(train, training_bytes, seed=split_seed, name="training_bytes")
     validation = limit_bytes(validation, validation_bytes, seed=split_seed)
 
     def rows(side: Documents) -> TokenRows:

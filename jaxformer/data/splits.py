@@ -49,13 +49,16 @@ def split_indices(texts: Sequence[str], validation_fraction: float, *, seed: int
     return training, validation
 
 
-def limit_bytes(documents: Documents, most: int | None, *, seed: int = 0) -> Documents:
+def limit_bytes(
+    documents: Documents, most: int | None, *, seed: int = 0, name: str = "validation_bytes"
+) -> Documents:
     """At most so many bytes of the documents: whole ones as their hash orders them, the last cut off.
 
     Args:
         documents: the documents.
         most: bytes of text in UTF-8; None = all.
         seed: as for ``split_documents``.
+        name: of the argument that ``most`` came from, for the error.
 
     Returns:
         The documents kept, in hash order if any were left out.
@@ -66,7 +69,7 @@ def limit_bytes(documents: Documents, most: int | None, *, seed: int = 0) -> Doc
     if most is None or documents.num_bytes <= most:
         return documents
     if most < 1:
-        raise ValueError(f"validation_bytes is {most}; must be at least 1, or None for all.")
+        raise ValueError(f"{name} is {most}; must be at least 1, or None for all.")
     places = _places(documents.texts, seed)
     names, texts, room = [], [], most
     for index in sorted(range(len(places)), key=lambda index: (places[index], index)):

@@ -62,6 +62,14 @@ def test_the_cap_shortens_validation_and_leaves_training_as_it_is(folder):
     assert whole.validation_bytes > 200
 
 
+def test_a_cap_on_training_leaves_validation_as_it_is(folder):
+    whole = load_language_model_data(name="text", path=folder, validation_fraction=0.3)
+    capped = load_language_model_data(name="text", path=folder, validation_fraction=0.3, training_bytes=100)
+    assert sum(len(text.encode()) for text in capped.train_documents.texts) in range(97, 101)
+    assert capped.validation_documents.hash == whole.validation_documents.hash
+    assert capped.train_documents.hash != whole.train_documents.hash
+
+
 def test_the_hash_follows_everything_that_training_reads(folder):
     arguments = {"name": "text", "path": folder, "length": 11}
     changes = [{}, {"length": 12}, {"packing": "contiguous"}, {"split_seed": 1}, {"validation_fraction": 0.5}]
@@ -105,6 +113,7 @@ def test_text_that_is_no_unicode_is_refused_by_document(tmp_path):
         ({"length": 0}, "length is 0"),
         ({"validation_fraction": 0.0}, "validation_fraction is 0"),
         ({"validation_bytes": 0}, "validation_bytes is 0"),
+        ({"training_bytes": 0}, "training_bytes is 0"),
         ({"tokenizer": "nowhere.json"}, "tokenizer 'nowhere.json' is not"),
     ],
 )
