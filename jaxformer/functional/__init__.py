@@ -1,5 +1,6 @@
 """Formulas as pure functions: arrays in, arrays out. Needs JAX alone."""
 
+from jaxformer.functional.batch_norm import BatchStatistics, batch_norm, batch_statistics, update_running
 from jaxformer.functional.expert_dispatch import DISPATCHES, einsum_dispatch, sort_dispatch
 from jaxformer.functional.experts import (
     ExpertRoutes,
@@ -49,6 +50,7 @@ __all__ = [
     "FEATURE_MAPS",
     "POOLINGS",
     "AlibiBias",
+    "BatchStatistics",
     "CrossEntropy",
     "ExpertRoutes",
     "RelativeBias",
@@ -59,6 +61,8 @@ __all__ = [
     "apply_rotary",
     "as_mask",
     "balance_loss",
+    "batch_norm",
+    "batch_statistics",
     "causal_mask",
     "check_experts",
     "check_sampling",
@@ -96,4 +100,5 @@ __all__ = [
     "split_streams",
     "top_k_filter",
     "top_p_filter",
+    "update_running",
 ]

@@ -34,6 +34,10 @@ CALLS = {
 GRADIENTS = {
     "masked_softmax": lambda x: functional.masked_softmax(x, POSITIONS[:, :, None, None]),
     "layer_norm": lambda x: functional.layer_norm(x, x[0, 0, 0], x[0, 0, 0]),
+    "batch_statistics": lambda x: functional.batch_statistics(x, mask=x[..., 0] > 0).variance,
+    "BatchStatistics": lambda x: functional.BatchStatistics(*functional.batch_statistics(x)).mean,
+    "batch_norm": lambda x: functional.batch_norm(x, mean=x[0, 0, 0], variance=jnp.square(x[0, 0, 0])),
+    "update_running": lambda x: functional.update_running(x[0, 0, 0], x[0, 0, 0], functional.batch_statistics(x))[1],
     "pool_tokens": lambda x: sum(
         functional.pool_tokens(x[0], x[0, ..., 0] > 0, pooling=p) for p in functional.POOLINGS
     ),
