@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -158,27 +158,60 @@ def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
     """Builds model, optimizer and train step of a config with all values decided; computes nothing."""
     model, objective = make_model(config), make_objective(config)
     check_packing(config, model)
-    optimizer_arguments, schedule_arguments = dict(config.optimizer), dict(config.schedule)
-    check_fields("optimizer", optimizer_arguments, make_optimizer)
-    check_fields("schedule", schedule_arguments, make_schedule)
-    schedule = make_schedule(learning_rate=optimizer_arguments.pop("learning_rate"), **schedule_arguments)
     batch = example_batch(config.data.length, model)
-    params = abstract_params(model, batch)
-    optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **optimizer_arguments)
-    state = abstract_state(model, optimizer, batch)
+    updates = make_updates(config, model, objective, abstract_params(model, batch))
+    state = abstract_state(model, updates.optimizer, batch)
     shardings, replicated = state_shardings(state, mesh)
-    trained = of_head_alone(objective) if optimizer_arguments.get("head_only") else objective
-    step = make_train_step(model, trained, optimizer, schedule, accumulation_steps=config.train.accumulation_steps)
     return Parts(
         model=model,
-        optimizer=optimizer,
-        train_step=jit_train_step(step, shardings),
+        optimizer=updates.optimizer,
+        train_step=jit_train_step(updates.train_step, shardings),
         objective=objective,
         state=place(state, shardings),
         shardings=shardings,
         replicated=replicated,
-        decay=decay,
+        decay=updates.decay,
     )
+
+
+class Updates(NamedTuple):
+    """What an update of the parameters is made of.
+
+    Attributes:
+      optimizer: the optax transformation.
+      train_step: not jitted.
+      decay: which parameters decay.
+    """
+
+    optimizer: Any
+    train_step: TrainStep
+    decay: DecayReport
+
+
+def make_updates(
+    config: ConfigDict, model: nn.Module, objective: Objective, params: Any, numbers: Mapping[str, Any] | None = None
+) -> Updates:
+    """Builds optimizer and train step of a config with all values decided.
+
+    Args:
+      config: the whole config.
+      model: the module.
+      objective: the objective.
+      params: tree of the parameters' shapes.
+      numbers: by path, scalars in place of the config's fields of optimizer and schedule; they may be traced.
+    """
+    sections = {name: dict(config[name]) for name in ("optimizer", "schedule")}
+    for path, number in (numbers or {}).items():
+        section, _, name = path.partition(".")
+        sections[section][name] = number
+    optimizer_arguments, schedule_arguments = sections["optimizer"], sections["schedule"]
+    check_fields("optimizer", optimizer_arguments, make_optimizer)
+    check_fields("schedule", schedule_arguments, make_schedule)
+    schedule = make_schedule(learning_rate=optimizer_arguments.pop("learning_rate"), **schedule_arguments)
+    optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **optimizer_arguments)
+    trained = of_head_alone(objective) if optimizer_arguments.get("head_only") else objective
+    step = make_train_step(model, trained, optimizer, schedule, accumulation_steps=config.train.accumulation_steps)
+    return Updates(optimizer, step, decay)
 
 
 def place(abstract: Any, shardings: Any) -> Any:

@@ -43,6 +43,16 @@ def evaluate(
     for batch in batches:
         for name, value in jax.device_get(eval_step(params, model_state, shard_batch(batch, mesh))).items():
             sums[name] = sums.get(name, 0.0) + float(value)  # in Python, so in float64
+    return figures_of(sums, bits_per)
+
+
+def figures_of(sums: dict[str, float], bits_per: Mapping[str, int]) -> dict[str, float]:
+    """The figures of `evaluate` from the evaluation step's sums over all batches.
+
+    Raises:
+      ValueError: there is no supervised token.
+    """
+    sums = dict(sums)
     if not sums.get("weight_sum"):
         raise ValueError("the evaluation data hold no token to predict")
     loss_sum, tokens = sums.pop("loss_sum"), sums.pop("weight_sum")

@@ -122,8 +122,8 @@ def _train(run: _Run, state: TrainState, start: int, batches: Any) -> dict[str, 
         _stop_if_asked(run, log, state, step - 1, saved, batches)
         state, step_metrics = run.parts.train_step(state, shard_batch(next(batches), run.mesh))
         log.add(step, step_metrics)
-        evaluating, saving = _due(step, config.eval.every_steps, last), _due(step, config.checkpoint.every_steps, last)
-        if evaluating or saving or _due(step, config.log.every_steps, last):
+        evaluating, saving = due(step, config.eval.every_steps, last), due(step, config.checkpoint.every_steps, last)
+        if evaluating or saving or due(step, config.log.every_steps, last):
             log.write()
         if evaluating:
             figures = _evaluate(run, eval_step, state, step)
@@ -140,7 +140,7 @@ def _train(run: _Run, state: TrainState, start: int, batches: Any) -> dict[str, 
     return _result(last, log.last["loss"], figures)
 
 
-def _due(step: int, every: int, last: int) -> bool:
+def due(step: int, every: int, last: int) -> bool:
     """Whether something done every so many steps (0 = never but at the last) is due."""
     return step == last or (every > 0 and step % every == 0)
 

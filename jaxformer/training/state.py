@@ -1,6 +1,6 @@
 """The train state: everything that a run carries from one step to the next, as one pytree of arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -55,7 +55,7 @@ def init_state(
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed is {seed}, must be in [0, 2**32)")
-    create = jax.jit(_state_maker(model, optimizer, example_batch), out_shardings=shardings)
+    create = jax.jit(state_maker(model, optimizer, example_batch), out_shardings=shardings)
     return create(jnp.asarray(seed, jnp.uint32))
 
 
@@ -63,7 +63,7 @@ def abstract_state(
     model: nn.Module, optimizer: optax.GradientTransformation, example_batch: Mapping[str, Any]
 ) -> TrainState:
     """Returns the state's tree of shapes and dtypes (``jax.ShapeDtypeStruct``), computing nothing."""
-    return jax.eval_shape(_state_maker(model, optimizer, example_batch), jnp.asarray(0, jnp.uint32))
+    return jax.eval_shape(state_maker(model, optimizer, example_batch), jnp.asarray(0, jnp.uint32))
 
 
 def abstract_params(model: nn.Module, example_batch: Mapping[str, Any]) -> Any:
@@ -71,8 +71,12 @@ def abstract_params(model: nn.Module, example_batch: Mapping[str, Any]) -> Any:
     return jax.eval_shape(lambda: _init_variables(model, jax.random.key(0), example_batch))["params"]
 
 
-def _state_maker(model, optimizer, example_batch):
-    def create(seed):
+def state_maker(
+    model: nn.Module, optimizer: optax.GradientTransformation, example_batch: Mapping[str, Any]
+) -> Callable[[jax.Array], TrainState]:
+    """Returns the function from a seed (uint32 scalar) to the state of step 0, not jitted."""
+
+    def create(seed: jax.Array) -> TrainState:
         params_rng, training_rng = jax.random.split(jax.random.key(seed))
         variables = dict(_init_variables(model, params_rng, example_batch))
         params = variables.pop("params")

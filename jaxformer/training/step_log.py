@@ -1,6 +1,7 @@
 """The figures of training steps: fetched late, so that the device never waits, and written once each."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,6 +15,12 @@ _IN_FLIGHT = 2
 
 class NonFiniteError(ValueError):
     """A step without a finite loss or gradient, in a run that is to stop there."""
+
+
+def step_record(figures: Mapping[str, float], skipped: float) -> dict[str, float]:
+    """What is written of a step, from its figures and the number of steps skipped since the one written before."""
+    record = {name: value for name, value in figures.items() if name not in ("loss_sum", "weight_sum")}
+    return record | {"tokens": figures["weight_sum"], "skipped": skipped}
 
 
 class StepLog:
@@ -73,8 +80,7 @@ class StepLog:
         tokens = sum(figures["weight_sum"] for step, figures in self._fetched if step > self._timed_after)
         speed = round(tokens / (time.monotonic() - self._clock), 1) if tokens and self._clock else None
         skipped = sum(figures["skipped"] for _, figures in self._fetched)
-        self.last = {name: value for name, value in figures.items() if name not in ("loss_sum", "weight_sum")}
-        self.last |= {"tokens": figures["weight_sum"], "skipped": skipped}
+        self.last = step_record(figures, skipped)
         if self._metrics is not None:
             self._metrics.write(step, "train", **self.last, tokens_per_second=speed)
         self._progress.update(step, figures["loss"], speed)
