@@ -28,7 +28,9 @@ from ml_collections import ConfigDict
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.optimizer_config import optimizer_config
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.schedule_config import schedule_config
 
 # Arguments of each attention that can be causal, at lengths of some tens of tokens.
 ATTENTION_ARGS: dict[str, dict[str, object]] = {
@@ -253,20 +255,15 @@ def data_config(task: str) -> ConfigDict:
 def training_config() -> ConfigDict:
     """The run: optimizer, schedule, length, evaluation, checkpoints, logging, mesh and samples."""
     config = ConfigDict()
-    config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 2e-3  # highest rate, per step
-    config.optimizer.b1 = 0.9  # decay of the first moment
-    config.optimizer.b2 = 0.98  # decay of the second moment
-    config.optimizer.epsilon = 1e-8
-    config.optimizer.weight_decay = 0.01  # per step, times the learning rate
-    config.optimizer.no_decay = (r"(^|/)(bias|scale|embedding)$",)  # parameter paths that do not decay
-    config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
-    config.schedule = ConfigDict()
-    config.schedule.name = "cosine"  # constant, linear, cosine
-    config.schedule.warmup_steps = 200  # steps
-    config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
-    config.schedule.final_fraction = 0.02  # of learning_rate
+    config.optimizer = optimizer_config(
+        "adamw",
+        learning_rate=2e-3,
+        b1=0.9,
+        b2=0.98,
+        epsilon=1e-8,
+        weight_decay=0.01,
+    )
+    config.schedule = schedule_config("cosine", warmup_steps=200, final_fraction=0.02)
     config.train = ConfigDict()
     config.train.steps = 3000  # updates
     config.train.batch_size = 64  # examples an update, over all devices

@@ -29,6 +29,8 @@ is tsv_labels, jsonl_labels, huggingface_labels (`owner/name[:config][@split]`) 
 from ml_collections import ConfigDict
 
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.optimizer_config import optimizer_config
+from jaxformer.training.schedule_config import schedule_config
 
 # Per task, its objective and data, by path.
 TASKS: dict[str, dict[str, object]] = {
@@ -193,22 +195,16 @@ def data_config(task: str, scratch: bool) -> ConfigDict:
 def training_config() -> ConfigDict:
     """The run: optimizer, schedule, length, evaluation, checkpoints, logging and mesh."""
     config = ConfigDict()
-    config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 2e-4  # highest rate, per step
-    config.optimizer.b1 = 0.9  # decay of the first moment
-    config.optimizer.b2 = 0.999  # decay of the second moment
-    config.optimizer.epsilon = 1e-6
-    config.optimizer.weight_decay = 0.01  # per step, times the learning rate
-    config.optimizer.no_decay = (r"(^|/)(bias|scale)$",)  # parameter paths that do not decay
-    config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
-    config.optimizer.layer_decay = optional(float)  # factor of the rate from a layer to that below; None = one rate
-    config.optimizer.head_only = False  # the body does not learn
-    config.schedule = ConfigDict()
-    config.schedule.name = "linear"  # constant, linear, cosine
-    config.schedule.warmup_steps = 100  # steps
-    config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
-    config.schedule.final_fraction = 0.0  # of learning_rate
+    config.optimizer = optimizer_config(
+        "adamw",
+        learning_rate=2e-4,
+        b1=0.9,
+        b2=0.999,
+        epsilon=1e-6,
+        weight_decay=0.01,
+        no_decay=(r"(^|/)(bias|scale)$",),
+    )
+    config.schedule = schedule_config("linear", warmup_steps=100)
     config.train = ConfigDict()
     config.train.steps = 1000  # updates
     config.train.batch_size = 32  # rows an update, over all devices

@@ -28,6 +28,8 @@ base   days on many GPUs              as published; give it gigabytes of text
 from ml_collections import ConfigDict
 
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.optimizer_config import optimizer_config
+from jaxformer.training.schedule_config import schedule_config
 
 # Arguments of each attention, for rows of a hundred tokens or more.
 ATTENTION_ARGS: dict[str, dict[str, object]] = {
@@ -75,7 +77,7 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
             "data.tokenizer_size": 30_522,
             "data.validation_bytes": 10_000_000,
             "optimizer.learning_rate": 1e-4,
-            "optimizer.b2": 0.999,
+            "optimizer.adamw.b2": 0.999,
             "schedule.warmup_steps": 10_000,
             "train.steps": 1_000_000,
             "train.batch_size": 256,
@@ -85,7 +87,7 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
         "roberta": {
             "data.tokenizer_size": 50_265,
             "optimizer.learning_rate": 6e-4,
-            "optimizer.b2": 0.98,
+            "optimizer.adamw.b2": 0.98,
             "optimizer.clip_norm": None,
             "schedule.warmup_steps": 24_000,
             "train.steps": 500_000,
@@ -169,20 +171,16 @@ def data_config() -> ConfigDict:
 def training_config() -> ConfigDict:
     """The run: optimizer, schedule, length, evaluation, checkpoints, logging and mesh."""
     config = ConfigDict()
-    config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 1e-3  # highest rate, per step
-    config.optimizer.b1 = 0.9  # decay of the first moment
-    config.optimizer.b2 = 0.98  # decay of the second moment
-    config.optimizer.epsilon = 1e-6
-    config.optimizer.weight_decay = 0.01  # per step, times the learning rate
-    config.optimizer.no_decay = (r"(^|/)(bias|scale)$",)  # parameter paths that do not decay
-    config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
-    config.schedule = ConfigDict()
-    config.schedule.name = "linear"  # constant, linear, cosine
-    config.schedule.warmup_steps = 500  # steps
-    config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
-    config.schedule.final_fraction = 0.0  # of learning_rate
+    config.optimizer = optimizer_config(
+        "adamw",
+        learning_rate=1e-3,
+        b1=0.9,
+        b2=0.98,
+        epsilon=1e-6,
+        weight_decay=0.01,
+        no_decay=(r"(^|/)(bias|scale)$",),
+    )
+    config.schedule = schedule_config("linear", warmup_steps=500)
     config.train = ConfigDict()
     config.train.steps = 10_000  # updates
     config.train.batch_size = 32  # rows an update, over all devices

@@ -32,7 +32,9 @@ from ml_collections import ConfigDict
 
 from jaxformer.attention import ATTENTION, PATTERNS
 from jaxformer.training.config import optional, parse_arg
+from jaxformer.training.optimizer_config import optimizer_config
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.schedule_config import schedule_config
 
 # Arguments of each attention at lengths of some tens of tokens.
 ATTENTION_ARGS: dict[str, dict[str, object]] = {
@@ -242,23 +244,15 @@ def data_config(data_name: str) -> ConfigDict:
 def training_config(model: str) -> ConfigDict:
     """The run: optimizer, schedule, length, evaluation, checkpoints, logging, mesh and samples."""
     config = ConfigDict()
-    config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"
-    config.optimizer.b1 = 0.9  # decay of the first moment
-    config.optimizer.b2 = 0.98  # decay of the second moment
-    config.optimizer.epsilon = 1e-9
-    config.optimizer.weight_decay = 0.0  # per step, times the learning rate
-    config.optimizer.no_decay = (r"(^|/)(bias|scale|embedding)$",)  # parameter paths that do not decay
-    config.optimizer.clip_norm = optional(float, 1.0)  # highest global norm of the gradient; None = no clipping
-    config.schedule = ConfigDict()
-    config.optimizer.learning_rate = 2e-3  # highest rate; of inverse_sqrt the factor, 1 as published
-    # cosine, linear, constant; inverse_sqrt: embed_dim^-0.5 × min(step^-0.5, step × warmup_steps^-1.5) × learning_rate
-    config.schedule.name = "cosine"
-    if model == "transformer":
-        config.schedule.embed_dim = optional(int)  # features, of inverse_sqrt; None = the model's
-    config.schedule.warmup_steps = 200  # steps
-    config.schedule.decay_steps = optional(int)  # steps; None = the train.steps that the run starts with
-    config.schedule.final_fraction = 0.02  # of learning_rate, of cosine and linear
+    config.optimizer = optimizer_config(
+        "adamw",
+        learning_rate=2e-3,  # of the Transformer's inverse_sqrt a factor, 1 as published
+        b1=0.9,
+        b2=0.98,
+        epsilon=1e-9,
+        weight_decay=0.0,
+    )
+    config.schedule = schedule_config("cosine", warmup_steps=200, final_fraction=0.02, of_width=model == "transformer")
     config.train = ConfigDict()
     config.train.steps = 1500  # updates
     config.train.batch_size = 64  # pairs an update, over all devices; rows of pairs where they are packed
