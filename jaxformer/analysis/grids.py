@@ -1,10 +1,70 @@
 """How far two settings can be tuned one after the other: measures of a grid of losses, such as rate by weight decay."""
 
+import csv
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+
+
+class Grid(NamedTuple):
+    """The figures of a sweep over two settings, and perhaps over others such as the seed.
+
+    Attributes:
+      rows: values of the first setting, ascending.
+      columns: values of the second setting, ascending.
+      losses: float64 [others, rows, columns]; nan where a run has no figure.
+      others: what the other settings of each plane are, by path.
+    """
+
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    losses: Float[np.ndarray, "N R C"]
+    others: tuple[dict[str, str], ...]
+
+
+_FIGURES = ("run", "status", "step", "best_step", "skipped", "seconds", "together")
+
+
+def read_grid(
+    table: str | Path,
+    *,
+    rows: str = "optimizer.learning_rate",
+    columns: str = "optimizer.weight_decay",
+    value: str = "validation_loss",
+) -> Grid:
+    """Reads a grid from a sweep's table.
+
+    Args:
+      table: the sweep's folder, or its ``sweep.csv``.
+      rows: path of the setting that makes the rows.
+      columns: path of the setting that makes the columns.
+      value: the figure: a column of the table.
+
+    Returns:
+      The grid, a plane for each combination of the other settings that were swept over, in the table's order.
+
+    Raises:
+      ValueError: the table has no such column; the message lists those it has.
+    """
+    path = Path(table)
+    with (path / "sweep.csv" if path.is_dir() else path).open(encoding="utf-8", newline="") as file:
+        records = list(csv.DictReader(file))
+    known = list(records[0]) if records else []
+    for name, column in (("rows", rows), ("columns", columns), ("value", value)):
+        if column not in known:
+            raise ValueError(f"{name} is {column!r}, must be a column of {path}: {', '.join(known)}")
+    settings = [name for name in known if name not in (*_FIGURES, rows, columns) and not name.endswith("_loss")]
+    others = [{name: record[name] for name in settings} for record in records]
+    planes = [plane for index, plane in enumerate(others) if plane not in others[:index]]
+    ends = [sorted({float(record[name]) for record in records}) for name in (rows, columns)]
+    losses = np.full((len(planes), len(ends[0]), len(ends[1])), np.nan)
+    for record, plane in zip(records, others):
+        place = ends[0].index(float(record[rows])), ends[1].index(float(record[columns]))
+        losses[(planes.index(plane), *place)] = float(record[value] or "nan")
+    return Grid(tuple(ends[0]), tuple(ends[1]), losses, tuple(planes))
 
 
 class Separability(NamedTuple):

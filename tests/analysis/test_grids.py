@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxformer.analysis.grids import separability
+from jaxformer.analysis.grids import read_grid, separability
 
 RATES = [1e-3, 1e-2, 1e-1, 1.0, 10.0]
 X = np.log10(RATES)[:, None] + 1.0  # -2 … 2
@@ -53,3 +53,18 @@ def test_runs_that_diverged_count_as_the_worst():
 def test_bad_grids_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         separability(*arguments)
+
+
+def test_a_sweep_s_table_becomes_a_plane_for_each_seed(tmp_path):
+    head = "run,optimizer.learning_rate,optimizer.weight_decay,seed,status,step,train_loss,validation_loss,seconds\n"
+    cells = [(1e-2, 0.1, 0, "3.5"), (1e-3, 0.1, 0, "3.25"), (1e-2, 1.0, 1, ""), (1e-3, 1.0, 1, "2.5")]
+    lines = [f"r,{rate},{decay},{seed},completed,9,1.0,{loss},2.0\n" for rate, decay, seed, loss in cells]
+    (tmp_path / "sweep.csv").write_text(head + "".join(lines))
+    grid = read_grid(tmp_path)
+    assert grid.rows == (1e-3, 1e-2)
+    assert grid.columns == (0.1, 1.0)
+    assert grid.others == ({"seed": "0"}, {"seed": "1"})
+    nan = np.nan
+    np.testing.assert_array_equal(grid.losses, [[[3.25, nan], [3.5, nan]], [[nan, 2.5], [nan, nan]]])
+    with pytest.raises(ValueError, match=r"value is 'loss', must be a column of .*: run, optimizer\.learning_rate"):
+        read_grid(tmp_path / "sweep.csv", value="loss")
