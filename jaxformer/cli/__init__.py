@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import convert, embed, evaluate, generate, predict, show, tokenizer, train
+from jaxformer.cli import convert, embed, evaluate, generate, predict, show, sweep, tokenizer, train
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
 COMMANDS = {
     "train": train,
+    "sweep": sweep,
     "eval": evaluate,
     "generate": generate,
     "predict": predict,
