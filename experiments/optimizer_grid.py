@@ -4,12 +4,16 @@ Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.
 of rate and decay lie along a diagonal for Adam with L2, and along the axes for AdamW. A byte model reads a few pages
 again and again, so that it overfits unless its weights decay, and is judged by other text. A grid is one command:
 
+    R='optimizer.learning_rate=1e-3,2e-3,4e-3,8e-3,16e-3,32e-3'
     jaxformer sweep --config=optimizer_grid --workdir=runs/adamw \
-      --sweep='optimizer.learning_rate=1e-3,2e-3,4e-3,8e-3,16e-3,32e-3; optimizer.weight_decay=0.1,0.3,1,3,10,30; seed=0..2'
+      --sweep="$R; optimizer.weight_decay=0.1,0.3,1,3,10,30; seed=0..2"
+    jaxformer sweep --config=optimizer_grid --workdir=runs/adamw_schedule --config.optimizer.decay_multiplier=schedule \
+      --sweep="$R; optimizer.weight_decay=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1; seed=0..2"
+    jaxformer sweep --config=optimizer_grid --workdir=runs/adam_l2 --config.optimizer.name=adam_l2 \
+      --sweep="$R; optimizer.weight_decay=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1; seed=0..2"
 
-the others with --config.optimizer.name=adam_l2 (decay inside the gradient) or --config.optimizer.decay_multiplier=schedule
-(the paper's AdamW, whose decay is not multiplied by the rate) and decays of their own sizes. Each draws its heat map;
-`jaxformer.analysis.read_grid` and `separability` measure it. One run of the grid:
+The second is the paper's AdamW, whose decay the rate does not multiply. Each draws its heat map; `read_grid` and
+`separability` of `jaxformer.analysis` measure it. One run of the grid:
 
     jaxformer train --config=optimizer_grid --workdir=runs/one
 
