@@ -276,14 +276,27 @@ def resolve(config: ConfigDict, resolved: Mapping[str, object]) -> ConfigDict:
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """What stands in the way of continuing a run of config `old` with config `new`, a line for each field."""
-    before = {field.path: field.value for field in flatten(old)}
-    after = {field.path: field.value for field in flatten(new)}
+    """What stands in the way of continuing a run of config `old` with config `new`, a line for each field.
+
+    A field that is absent and one that is None are equal, and so are optimizers that train alike.
+    """
+    before, after = _meant(old), _meant(new)
     return [
         f"{path}: {_show(path, before)} before, {_show(path, after)} now"
         for path in {**before, **after}
-        if _show(path, before) != _show(path, after) and not path.startswith(RESUMABLE)
+        if repr(before.get(path)) != repr(after.get(path)) and not path.startswith(RESUMABLE)
     ]
+
+
+def _meant(config: ConfigDict) -> dict[str, object]:
+    """The values of a config by path; of its optimizer what they mean."""
+    from jaxformer.training.optimizer_config import meant_optimizer
+
+    values = {field.path: field.value for field in flatten(config)}
+    if not isinstance(config.get("optimizer"), ConfigDict):
+        return values
+    kept = {path: value for path, value in values.items() if not path.startswith("optimizer.")}
+    return kept | {f"optimizer.{name}": value for name, value in meant_optimizer(config.optimizer).items()}
 
 
 def _show(path: str, values: Mapping[str, object]) -> str:

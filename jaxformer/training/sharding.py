@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxformer.training.optimizers import parameter_path
+from jaxformer.training.parameter_paths import parameter_path
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert")
 """data: rows of the batch; fsdp: rows, and slices of the parameters; tensor: heads and features; expert: experts."""
