@@ -123,7 +123,7 @@ def load_classification_data(
 
     Args:
         name: one of ``LABEL_FILES``.
-        train: the training file; of the Hugging Face Hub ("owner/name[:config][@split]",), where a split that is not
+        train: the training file; of the Hugging Face Hub `("owner/name[:config][@split]",)`, where a split that is not
             named is train, validation or test by argument.
         validation: the validation file; none = a share of the training examples.
         test: the test file; none = no test.

@@ -210,7 +210,7 @@ def load_tagging_data(
 
     Args:
         name: "conll" or "huggingface_tags".
-        train: the training file; of the Hugging Face Hub ("owner/name[:config][@split]",), where a split that is not
+        train: the training file; of the Hugging Face Hub `("owner/name[:config][@split]",)`, where a split that is not
             named is train, validation or test by argument.
         validation: the validation file; none = a share of the training sentences.
         test: the test file; none = no test.

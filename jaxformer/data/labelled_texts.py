@@ -55,7 +55,7 @@ def load_labelled(
 
     Args:
         name: one of ``LABEL_FILES``.
-        path: the file; of huggingface_labels "owner/name[:config][@split]".
+        path: the file; of huggingface_labels `owner/name[:config][@split]`.
         fields: the field, or column, of the text, or of the two texts of a pair; columns of a table by name or by
             number from 0. "a.b" is field b of a. Not used by sentence_polarity.
         label: that of the label; None = there is none.

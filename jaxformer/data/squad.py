@@ -207,7 +207,7 @@ def load_question_data(
 
     Args:
         name: one of ``QUESTION_FILES``.
-        train: the training file; of the Hugging Face Hub ("owner/name[:config][@split]",), where a split that is not
+        train: the training file; of the Hugging Face Hub `("owner/name[:config][@split]",)`, where a split that is not
             named is train, validation or test by argument.
         validation: the validation file; none = the questions on a share of the training contexts.
         test: the test file; none = no test.

@@ -43,7 +43,7 @@ def load_pair_data(
     Args:
         name: pairs of ``PAIR_FILES`` or ``PAIR_MAKERS``.
         train: files of the training pairs: source and target (parallel), or the one of both; of the Hugging Face Hub
-            ("owner/name[:config][@split]",), where a split that is not named is train, validation or test by argument.
+            `("owner/name[:config][@split]",)`, where a split that isn't named is train, validation or test by argument.
         validation: files of the validation pairs; none = a share of the training pairs.
         test: files of the test pairs; none = no test.
         fields: which fields hold source and target, where a file holds both.
