@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import importlib.metadata
 import json
 import os
@@ -222,6 +223,7 @@ def usable_threads() -> list[int] | int | None:
     return os.cpu_count()
 
 
+@functools.cache
 def commit() -> str | None:
     """The package's git commit, with `+changes` where files differ from it; None outside a checkout."""
     root = Path(jaxformer.__file__).parents[1]

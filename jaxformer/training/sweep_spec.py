@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxformer.training.config import RunConfig
-from jaxformer.training.overrides import ConfigError, flatten
+from jaxformer.training.config import RunConfig, copy_config
+from jaxformer.training.overrides import ConfigError, apply_overrides, flatten
 
 MOST_RUNS = 4096
 """Runs of a sweep at most."""
@@ -121,31 +122,32 @@ def plan_runs(base: RunConfig, text: str) -> list[SweepRun]:
         value twice, or more runs than `MOST_RUNS`.
     """
     axes = parse_sweep(text)
-    count = 1
-    for axis in axes:
-        _check_values(base, axis)
-        count *= len(axis.texts)
+    count = math.prod(len(axis.texts) for axis in axes)
     if count > MOST_RUNS:
         raise ConfigError(f"sweep: these are {count} runs, must be at most {MOST_RUNS}")
     runs: dict[str, SweepRun] = {}
     labels = _labels([axis.path for axis in axes])
-    for combination in itertools.product(*(axis.texts for axis in axes)):
-        given = base.with_overrides([f"{axis.path}={value}" for axis, value in zip(axes, combination)])
-        name = _name([f"{label}={value}" for label, value in zip(labels, combination)], runs)
-        values = {field.path: field.value for field in flatten(given.config)}
-        runs[name] = SweepRun(name, {axis.path: values[axis.path] for axis in axes}, given)
+    for combination in itertools.product(*(_read_values(base, axis) for axis in axes)):
+        texts = [text for text, _ in combination]
+        given = base.with_overrides([f"{axis.path}={text}" for axis, text in zip(axes, texts)])
+        name = _name([f"{label}={text}" for label, text in zip(labels, texts)], runs)
+        settings = {axis.path: value for axis, (_, value) in zip(axes, combination)}
+        runs[name] = SweepRun(name, settings, given)
     return list(runs.values())
 
 
-def _check_values(base: RunConfig, axis: Axis) -> None:
-    """Refuses values that are not of the field's type, or equal."""
-    seen: dict[str, str] = {}
+def _read_values(base: RunConfig, axis: Axis) -> list[tuple[str, object]]:
+    """The values of a field, each with its text; refuses those that are not of its type, or equal."""
+    config = copy_config(base.config)
+    read: dict[str, tuple[str, object]] = {}
     for text in axis.texts:
-        config = base.with_overrides([f"{axis.path}={text}"]).config
-        value = repr(next(field.value for field in flatten(config) if field.path == axis.path))
-        if value in seen:
-            raise ConfigError(f"sweep: {axis.path} has the value {seen[value]} twice{_as_other(text, seen[value])}")
-        seen[value] = text
+        apply_overrides(config, [f"{axis.path}={text}"])
+        value = next(field.value for field in flatten(config) if field.path == axis.path)
+        if repr(value) in read:
+            first = read[repr(value)][0]
+            raise ConfigError(f"sweep: {axis.path} has the value {first} twice{_as_other(text, first)}")
+        read[repr(value)] = (text, value)
+    return list(read.values())
 
 
 def _as_other(text: str, first: str) -> str:
