@@ -18,12 +18,12 @@ class BatchStatistics(NamedTuple):
     Attributes:
       mean: of the tokens that count [D]; 0 where none does.
       variance: their mean squared deviation from it (biased: divided by their number) [D]; 0 where none counts.
-      count: how many they are, int32 [].
+      num_tokens: how many they are, int32 [].
     """
 
     mean: Float[Array, "D"]
     variance: Float[Array, "D"]
-    count: Int[Array, ""]
+    num_tokens: Int[Array, ""]
 
 
 def batch_statistics(x: ArrayLike, *, mask: ArrayLike | None = None) -> BatchStatistics:
@@ -106,7 +106,7 @@ def update_running(
     """Running averages after one more batch: running = momentum * running + (1 - momentum) * batch.
 
     So momentum is the share that is kept (PyTorch's is 1 - momentum). The variance that enters is the unbiased one,
-    count / (count - 1) times that of the batch, as in Ioffe, Szegedy 2015, arXiv:1502.03167, algorithm 2, step 10; of a
+    n / (n - 1) times that of the batch, as in Ioffe, Szegedy 2015, arXiv:1502.03167, algorithm 2, step 10; of a
     single token it is 0. The averages begin as 0 and 1 and are not corrected for it: after n batches that beginning has
     the share momentum^n in them. A batch without tokens changes nothing.
 
@@ -124,7 +124,7 @@ def update_running(
     """
     if isinstance(momentum, int | float) and not 0 <= momentum <= 1:
         raise ValueError(f"momentum={momentum!r} must be in [0, 1]")
-    count = statistics.count
+    count = statistics.num_tokens
     correction = count.astype(statistics.variance.dtype) / jnp.maximum(count - 1, 1).astype(statistics.variance.dtype)
 
     def average(old: ArrayLike, new: Array, name: str) -> Array:

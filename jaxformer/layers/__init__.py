@@ -11,18 +11,23 @@ from jaxformer.layers.embeddings import (
     SinusoidalPositionEmbedding,
     TokenEmbedding,
 )
-from jaxformer.layers.feed_forward import ACTIVATIONS, FeedForward
+from jaxformer.layers.feed_forward import ACTIVATIONS, HIDDEN_NORM_PLACEMENTS, FeedForward
 from jaxformer.layers.mixture_of_experts import ExpertsOutput, MixtureOfExperts
-from jaxformer.layers.norms import LayerNorm, RMSNorm
+from jaxformer.layers.norms import NORMS, BatchNorm, LayerNorm, RMSNorm, make_norm_layer
 from jaxformer.layers.projection import Projection, project
 from jaxformer.layers.recurrent import RecurrentLayer, hidden_of, make_cell, where_real
+from jaxformer.layers.state import STATE
 
 __all__ = [
     "ACTIVATIONS",
     "ATTENTION_ARGUMENTS",
+    "HIDDEN_NORM_PLACEMENTS",
+    "NORMS",
+    "STATE",
     "AttentionArguments",
     "AttentionOutput",
     "AxialPositionEmbedding",
+    "BatchNorm",
     "ConvolutionCache",
     "DepthwiseConvolution",
     "ExpertsOutput",
@@ -44,6 +49,7 @@ __all__ = [
     "hidden_of",
     "init_convolution_cache",
     "make_cell",
+    "make_norm_layer",
     "project",
     "project_memory",
     "square_axes",

@@ -17,8 +17,7 @@ from jaxformer.attention import (
 )
 from jaxformer.layers.attention_arguments import Arrays, AttentionArguments
 from jaxformer.layers.projection import Projection
-
-STATE = "state"
+from jaxformer.layers.state import STATE
 
 
 class AdditiveArguments(AttentionArguments):

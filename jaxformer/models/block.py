@@ -1,6 +1,7 @@
 """One Transformer block: self-attention, optional cross-attention and feed-forward around residual additions."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,10 +13,9 @@ from jaxformer.layers import (
     ConvolutionCache,
     DepthwiseConvolution,
     FeedForward,
-    LayerNorm,
     MixtureOfExperts,
     MultiHeadAttention,
-    RMSNorm,
+    make_norm_layer,
 )
 from jaxformer.models.attention_choice import AttentionChoice
 from jaxformer.models.config import TransformerConfig
@@ -86,6 +86,7 @@ class TransformerBlock(nn.Module):
     """Attention and feed-forward sub-layers, each ``x + sublayer(norm(x))`` (pre) or ``norm(x + sublayer(x))`` (post).
 
     Vaswani et al. 2017, arXiv:1706.03762, section 3.1 (post-norm); pre-norm: Xiong et al. 2020, arXiv:2002.04745.
+    Without placement (none) ``x + sublayer(x)``.
 
     Args:
       config: the model's configuration.
@@ -217,9 +218,9 @@ class TransformerBlock(nn.Module):
                 weights["cross_attention"] = out.weights
             return out.output
 
-        x, change = self._residual("attention", self_attention, x, deterministic)
+        x, change = self._residual("attention", self_attention, x, inputs, deterministic)
         if self.cross:
-            x, further = self._residual("cross_attention", cross_attention, x, deterministic)
+            x, further = self._residual("cross_attention", cross_attention, x, inputs, deterministic)
             change = change + further
         return x, change, BlockAux(losses=losses, state={}, cache=cache, weights=weights)
 
@@ -247,29 +248,29 @@ class TransformerBlock(nn.Module):
                     hidden, key_mask=inputs.key_mask, segments=inputs.segments, cache=cache, layer=layer
                 )
             if self.config.num_experts is None or not self.experts:
-                return self._feed_forward()(hidden, deterministic=deterministic)
+                return self._feed_forward()(hidden, mask=real_tokens(inputs), deterministic=deterministic)
             out = self._experts()(hidden, key_mask=real_tokens(inputs), deterministic=deterministic)
             losses.update(out.losses)
             metrics.update(out.metrics)
             return out.output
 
-        x, change = self._residual("mlp", feed_forward, x, deterministic)
+        x, change = self._residual("mlp", feed_forward, x, inputs, deterministic)
         return x, change, BlockAux(losses=losses, state={}, cache=cache, weights={}, metrics=metrics)
 
     def _residual(
-        self, name: str, sublayer: Callable[[Array], Array], x: Array, deterministic: bool
+        self, name: str, sublayer: Callable[[Array], Array], x: Array, inputs: BlockInputs, deterministic: bool
     ) -> tuple[Array, Array]:
         """One sub-layer with its norm, dropout and residual addition: the stream after it, and what was added."""
         # Without the barrier XLA fuses the whole chain of residual additions into every consumer of the norm (on the
         # CPU into the strided copies for the weight gradients), again in each layer.
         x = jax.lax.optimization_barrier(x)
-        norm = make_norm(self.config, f"{name}_norm")
+        placement = self.config.norm_placement
+        norm = functools.partial(
+            normalise, self.config, f"{name}_norm", mask=real_tokens(inputs), deterministic=deterministic
+        )
         dropout = nn.Dropout(self.config.dropout_rate, name=f"{name}_dropout")
-        if self.config.norm_placement == "pre":
-            change = dropout(sublayer(norm(x)), deterministic=deterministic)
-            return x + change, change
-        change = dropout(sublayer(x), deterministic=deterministic)
-        return norm(x + change), change
+        change = dropout(sublayer(norm(x) if placement == "pre" else x), deterministic=deterministic)
+        return norm(x + change) if placement == "post" else x + change, change
 
     def _attention(self, name: str, choice: AttentionChoice, rotary: bool = True) -> MultiHeadAttention:
         config = self.config
@@ -300,6 +301,10 @@ class TransformerBlock(nn.Module):
             use_bias=config.use_bias,
             dropout_rate=config.mlp_dropout_rate,
             chunk_size=config.mlp_chunk_size,
+            norm=config.mlp_norm,
+            norm_placement=config.mlp_norm_placement,
+            norm_epsilon=config.norm_epsilon,
+            norm_momentum=config.norm_momentum,
             dtype=config.compute_dtype,
             param_dtype=config.parameter_dtype,
             kernel_init=make_kernel_init(config),
@@ -351,8 +356,24 @@ def real_tokens(inputs: BlockInputs) -> Array | None:
 
 def make_norm(config: TransformerConfig, name: str | None) -> nn.Module:
     """The configured normalisation layer under ``name`` (None: of no module, to be applied to parameters)."""
-    if config.norm == "rms":
-        return RMSNorm(epsilon=config.norm_epsilon, param_dtype=config.parameter_dtype, name=name)
-    return LayerNorm(
-        epsilon=config.norm_epsilon, use_bias=config.use_bias, param_dtype=config.parameter_dtype, name=name
+    return make_norm_layer(
+        config.norm,
+        epsilon=config.norm_epsilon,
+        momentum=config.norm_momentum,
+        use_bias=config.use_bias,
+        param_dtype=config.parameter_dtype,
+        name=name,
     )
+
+
+def normalise(
+    config: TransformerConfig, name: str, x: Float[Array, "B T D"], *, mask: Array | None, deterministic: bool
+) -> Float[Array, "B T D"]:
+    """``x`` through the configured norm, a submodule ``name`` of the module that calls this.
+
+    ``mask`` (True = the token exists) and ``deterministic`` are for batch norm: the others see one token at a time.
+    """
+    if config.norm == "none":
+        return x
+    norm: Any = make_norm(config, name)
+    return norm(x, mask=mask, deterministic=deterministic) if config.norm == "batch" else norm(x)

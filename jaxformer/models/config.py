@@ -18,14 +18,13 @@ from jaxformer.models.attention_choice import (
 )
 from jaxformer.models.encoder_settings import check_encoder_parts, check_output_head
 from jaxformer.models.expert_settings import check_mixture
+from jaxformer.models.norm_settings import NEUTRAL_MOMENTUM, NORM_CHOICES, check_norms
 from jaxformer.models.position_settings import POSITIONS, check_positions
 from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
 from jaxformer.models.source_settings import check_source_vocabulary
 from jaxformer.models.universal_settings import UNIVERSAL_CHOICES, check_universal
 
 ARCHITECTURES = ("decoder", "encoder", "encoder_decoder")
-NORMS = ("layer", "rms")
-NORM_PLACEMENTS = ("pre", "post")
 KERNEL_INITS = ("normal", "xavier_uniform", "fan_in")
 REMAT_POLICIES = ("none", "full", "sqrt", "dots", "dots_no_batch")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -58,11 +57,17 @@ class TransformerConfig:
       rotary_base: wavelength base of rotary positions.
       relative_buckets: buckets of relative positions.
       relative_max_distance: distance in tokens from which all share the last bucket.
-      norm: ``layer`` or ``rms``.
-      norm_placement: ``pre`` (and one final norm) or ``post`` (as published in 2017).
+      norm: ``layer``, ``rms``, ``batch`` (statistics of the batch's real tokens in training, running averages of them
+        in evaluation and decoding; see ``jaxformer.layers.BatchNorm``: in training a causal model's tokens depend on
+        later ones through the statistics) or ``none`` (nowhere).
+      norm_placement: ``pre`` (and one final norm), ``post`` (as published in 2017) or ``none`` (no norm of sub-layers
+        and no final one).
       norm_epsilon: added to the variance or mean square.
+      norm_momentum: of batch norm: share of the running averages that a training step keeps.
       activation: of the feed-forward layer: relu, gelu (exact), gelu_tanh, swiglu, geglu or geglu_tanh.
-      use_bias: whether projections and LayerNorm have biases.
+      mlp_norm: a further norm, of the feed-forward layer's hidden width: ``layer``, ``rms``, ``batch`` or None (none).
+      mlp_norm_placement: it stands ``before`` or ``after`` the activation.
+      use_bias: whether projections, LayerNorm and BatchNorm have biases.
       tie_embeddings: the output head is the transposed token embedding.
       share_embeddings: source and target tokens of an encoder-decoder have one table.
       source_vocab_size: source tokens that exist, where they have a table of their own (None = vocab_size).
@@ -122,7 +127,7 @@ class TransformerConfig:
       router_z_loss_weight: factor of the loss that keeps router logits small, summed over layers; 0 = none.
       router_jitter: in training the router's input is multiplied by noise in [1 - jitter, 1 + jitter].
       residual: ``plain``, or ``reversible`` (two residual streams, so that the memory for gradients does not grow with
-        num_layers; for one more evaluation of every layer; pre-norm only).
+        num_layers; for one more evaluation of every layer; not post-norm).
       residual_merge: how the output is made of a reversible stack's two streams: ``mean``, or ``concatenate`` (twice
         as wide; without tied embeddings).
       scan_layers: one compiled block scanned over stacked parameters, or an unrolled stack.
@@ -162,7 +167,10 @@ class TransformerConfig:
     norm: str = "layer"
     norm_placement: str = "pre"
     norm_epsilon: float = 1e-5
+    norm_momentum: float = NEUTRAL_MOMENTUM
     activation: str = "gelu_tanh"
+    mlp_norm: str | None = None
+    mlp_norm_placement: str = "before"
     use_bias: bool = True
     tie_embeddings: bool = True
     share_embeddings: bool = True
@@ -221,7 +229,7 @@ class TransformerConfig:
         """Check every field and freeze what says which attention."""
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(str, choices))}")
         for name in ("attention", "encoder_attention", "axial_shape", "axial_dims"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -232,6 +240,7 @@ class TransformerConfig:
         check_encoder_parts(self)
         check_output_head(self)
         check_mixture(self)
+        check_norms(self)
         check_universal(self)
         check_residual(self)
         for name in _COUNTS:
@@ -348,14 +357,13 @@ _COUNTS = (
 _CHOICES = {
     "architecture": ARCHITECTURES,
     "positions": POSITIONS,
-    "norm": NORMS,
-    "norm_placement": NORM_PLACEMENTS,
     "activation": tuple(sorted(ACTIVATIONS)),
     "expert_dispatch": tuple(DISPATCHES),
     "remat": REMAT_POLICIES,
     "kernel_init": KERNEL_INITS,
     "dtype": DTYPES,
     "param_dtype": DTYPES,
+    **NORM_CHOICES,
     **RESIDUAL_CHOICES,
     **UNIVERSAL_CHOICES,
 }

@@ -29,7 +29,8 @@ class TokenHead(nn.Module):
         config = self.config
         if config.head_transform:
             self.head_transform = _projection(config, config.output_dim, config.output_dim, config.use_bias)
-            self.head_norm = make_norm(config, None)
+            if config.norm != "none":
+                self.head_norm = make_norm(config, None)
         if not config.tie_embeddings:
             self.output_head = _projection(config, config.output_dim, config.vocab_rows)
         if config.head_bias:
@@ -45,7 +46,9 @@ class TokenHead(nn.Module):
         config = self.config
         if config.head_transform:
             activation, _ = ACTIVATIONS[config.activation]
-            hidden = self.head_norm(activation(self.head_transform(hidden)))
+            hidden = activation(self.head_transform(hidden))
+            if config.norm != "none":
+                hidden = self.head_norm(hidden)
         if config.scale_logits:
             hidden = hidden * config.embed_dim**-0.5
         if table is not None:

@@ -20,10 +20,10 @@ def check_residual(config: Any) -> None:
         if config.residual_merge != "mean":
             raise ValueError(f"residual_merge={config.residual_merge!r} needs residual='reversible', not 'plain'")
         return
-    if config.norm_placement != "pre":
+    if config.norm_placement == "post":
         raise ValueError(
-            f"residual='reversible' needs norm_placement='pre', not {config.norm_placement!r}: an addition that is "
-            "normalised can't be undone"
+            "residual='reversible' needs norm_placement='pre', not 'post': an addition that is normalised can't be "
+            "undone"
         )
     if config.stack != "plain":
         raise ValueError(f"residual='reversible' needs stack='plain', not {config.stack!r}")

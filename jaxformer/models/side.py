@@ -11,12 +11,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.functional import AlibiBias, alibi_slopes
 from jaxformer.layers import (
+    STATE,
     AxialPositionEmbedding,
     LearnedPositionEmbedding,
     RelativePositionBias,
     SinusoidalPositionEmbedding,
 )
-from jaxformer.models.block import BlockAux, BlockInputs, make_norm
+from jaxformer.models.block import BlockAux, BlockInputs, make_norm, normalise, real_tokens
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.initializers import make_relative_bias_init
 from jaxformer.models.position_settings import axial_shape
@@ -82,8 +83,9 @@ class Side(nn.Module):
         universal = config.stack == "universal"
         if coordinates is not None and not universal:
             x = x + coordinates
+        norms: Any = {"mask": real_tokens(inputs), "deterministic": deterministic}
         if config.embedding_norm:
-            x = make_norm(config, "embedding_norm")(x)
+            x = normalise(config, "embedding_norm", x, **norms)
         x = nn.Dropout(config.dropout_rate, name="embedding_dropout")(x, deterministic=deterministic)
         memory = None
         if cache is not None and cache.memory is not None:
@@ -100,24 +102,27 @@ class Side(nn.Module):
             memory=memory,
             deterministic=deterministic,
             return_weights=return_weights,
-            readout=self._normed(readout),
+            readout=self._normed(readout, norms),
         )
         if config.norm_placement == "pre":
-            x = make_norm(config, "final_norm")(x)
+            x = normalise(config, "final_norm", x, **norms)
         x = nn.Dropout(config.final_dropout_rate, name="final_dropout")(x, deterministic=deterministic)
         if cache is not None:
             cache = dataclasses.replace(cache, layers=aux.cache, index=cache.index + x.shape[1])
             aux = aux._replace(cache=cache)
         return x, aux
 
-    def _normed(self, readout: Callable | None) -> Callable | None:
-        """The readout of layers' outputs before the final norm."""
-        if readout is None or self.config.norm_placement == "post":
+    def _normed(self, readout: Callable | None, norms: dict[str, Any]) -> Callable | None:
+        """The readout of layers' outputs before the final norm, of which batch norm has each layer's own statistics."""
+        config = self.config
+        if readout is None or config.norm_placement != "pre" or config.norm == "none":
             return readout
         # Apart from this module: inside the scan none of its own can be called.
-        norm = make_norm(self.config, None)
-        params: Any = self.get_variable("params", "final_norm")
-        return lambda layer, x: readout(layer, norm.apply({"params": params}, x))
+        norm = make_norm(config, None)
+        names = ("params", STATE) if config.norm == "batch" else ("params",)
+        variables: Any = {name: self.get_variable(name, "final_norm") for name in names}
+        options = norms if config.norm == "batch" else {}
+        return lambda layer, x: readout(layer, norm.apply(variables, x, **options))
 
     def _count(self, x: Array, inputs: BlockInputs) -> Int[Array, "B T"]:
         """The positions whose vectors are added: those given, or a count of tokens, from 0."""

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional import merge_streams, split_streams
-from jaxformer.layers import project_memory
+from jaxformer.layers import STATE, project_memory
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
-from jaxformer.models.stack_call import STATE, StackCall
+from jaxformer.models.stack_call import StackCall
 from jaxformer.models.stack_layout import interleave, is_layer, join_places, split_places, stack_layers
 
 _POLICIES = {

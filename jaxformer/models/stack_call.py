@@ -8,10 +8,8 @@ import jax
 from jaxtyping import Array
 
 from jaxformer.functional import reversible_stack
+from jaxformer.layers import STATE
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
-
-STATE = "state"
-"""The collection of what is neither parameter nor cache."""
 
 
 @dataclasses.dataclass(frozen=True)

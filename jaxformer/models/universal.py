@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional import adaptive_steps, compute_dtype, ponder_cost, sinusoidal_positions
-from jaxformer.layers import project_memory
+from jaxformer.layers import STATE, project_memory
 from jaxformer.models.block import BlockAux, BlockInputs, TransformerBlock
 from jaxformer.models.config import TransformerConfig
 from jaxformer.models.initializers import make_kernel_init
 from jaxformer.models.stack import make_blocks, recompute
-from jaxformer.models.stack_call import STATE
 
 
 class UniversalStack(nn.Module):

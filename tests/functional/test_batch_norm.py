@@ -53,7 +53,7 @@ def test_training_is_algorithm_1_over_the_real_tokens(x, scale, bias, masked):
     y, found = train(x, scale, bias, jnp.asarray(MASK), masked=masked)
     np.testing.assert_allclose(found.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(found.variance, variance, rtol=1e-5)
-    assert found.count == mask.sum()
+    assert found.num_tokens == mask.sum()
     wanted = (np.float64(x) - mean) / np.sqrt(variance + EPSILON) * np.float64(scale) + np.float64(bias)
     np.testing.assert_allclose(y, np.where(mask[..., None], wanted, 0.0), atol=1e-5)
 
@@ -97,7 +97,7 @@ def test_padding_changes_nothing(x, scale, bias, garbage):
     np.testing.assert_allclose(more[:3, :5], y, rtol=1e-5, atol=1e-6)
     assert not more[3:].any()
     assert not more[:, 5:].any()
-    assert found.count == statistics.count
+    assert found.num_tokens == statistics.num_tokens
     np.testing.assert_allclose(found.mean, statistics.mean, rtol=1e-5)
     np.testing.assert_allclose(found.variance, statistics.variance, rtol=1e-5)
     np.testing.assert_allclose(found_gradients[0][:3, :5], gradients[0], rtol=1e-4, atol=1e-6)
