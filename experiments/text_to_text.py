@@ -210,6 +210,9 @@ def training_config(tasks: bool) -> ConfigDict:
     config.train.batch_size = 32  # rows an update, over all devices
     config.train.accumulation_steps = 1  # parts of a batch computed one after the other
     config.train.non_finite = "skip"  # what a step without finite gradient does: skip (nothing changes), stop
+    config.train.average_decay = optional(float)  # of an average of the parameters, which evaluation uses; None = none
+    config.train.loss_scale = optional(str)  # for model.dtype=float16: dynamic, or a number; None = none
+    config.train.loss_scale_growth_steps = optional(int)  # of dynamic: good steps until it doubles; None = 2000
     config.eval = ConfigDict()
     config.eval.every_steps = 1000  # steps; the last step is always evaluated
     config.eval.batch_size = 32  # rows

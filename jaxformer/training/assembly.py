@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,13 +16,17 @@ from ml_collections import ConfigDict
 
 from jaxformer.inference import has_encoder
 from jaxformer.models import MODELS, Transformer
+from jaxformer.training.averaging import check_average_decay
 from jaxformer.training.layer_rates import is_head
+from jaxformer.training.loss_scaling import loss_scaling
 from jaxformer.training.nearest import nearest
 from jaxformer.training.objectives import OBJECTIVES, Objective
-from jaxformer.training.optimizers import DecayReport, make_optimizer, parameter_path
+from jaxformer.training.optimizer_config import optimizer_arguments
+from jaxformer.training.optimizers import DecayReport, make_optimizer
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.parameter_paths import parameter_path
 from jaxformer.training.run_directory import RunDirectory
-from jaxformer.training.schedules import make_schedule
+from jaxformer.training.schedules import RateSchedule, make_schedule
 from jaxformer.training.sharding import state_shardings
 from jaxformer.training.state import TrainState, abstract_params, abstract_state
 from jaxformer.training.step import TrainStep, jit_train_step, make_train_step
@@ -142,6 +147,7 @@ class Parts:
       shardings: the train state's tree of shardings.
       replicated: a line for each dimension that should have been split and does not divide.
       decay: which parameters decay.
+      schedule: the learning rate of a step.
     """
 
     model: nn.Module
@@ -152,6 +158,7 @@ class Parts:
     shardings: Any
     replicated: list[str]
     decay: DecayReport
+    schedule: RateSchedule
 
 
 def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
@@ -160,7 +167,7 @@ def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
     check_packing(config, model)
     batch = example_batch(config.data.length, model)
     updates = make_updates(config, model, objective, abstract_params(model, batch))
-    state = abstract_state(model, updates.optimizer, batch)
+    state = abstract_state(model, updates.optimizer, batch, **extras(config))
     shardings, replicated = state_shardings(state, mesh)
     return Parts(
         model=model,
@@ -171,7 +178,24 @@ def make_parts(config: ConfigDict, mesh: Mesh) -> Parts:
         shardings=shardings,
         replicated=replicated,
         decay=updates.decay,
+        schedule=updates.schedule,
     )
+
+
+def extras(config: ConfigDict) -> dict[str, Any]:
+    """What train state and train step of a config have besides: average and loss scale, as their makers take them.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    train = config.train
+    average_decay = train.get("average_decay")
+    try:
+        check_average_decay(average_decay)
+        scaling = loss_scaling(train.get("loss_scale"), train.get("loss_scale_growth_steps"))
+    except ValueError as error:
+        raise ConfigError(f"config.train.{error}") from error
+    return {"average_decay": average_decay, "loss_scaling": scaling}
 
 
 class Updates(NamedTuple):
@@ -181,11 +205,13 @@ class Updates(NamedTuple):
       optimizer: the optax transformation.
       train_step: not jitted.
       decay: which parameters decay.
+      schedule: the learning rate of a step.
     """
 
     optimizer: Any
     train_step: TrainStep
     decay: DecayReport
+    schedule: RateSchedule
 
 
 def make_updates(
@@ -200,18 +226,20 @@ def make_updates(
       params: tree of the parameters' shapes.
       numbers: by path, scalars in place of the config's fields of optimizer and schedule; they may be traced.
     """
-    sections = {name: dict(config[name]) for name in ("optimizer", "schedule")}
+    fields = {name: config[name].to_dict() for name in ("optimizer", "schedule")}
     for path, number in (numbers or {}).items():
-        section, _, name = path.partition(".")
-        sections[section][name] = number
-    optimizer_arguments, schedule_arguments = sections["optimizer"], sections["schedule"]
-    check_fields("optimizer", optimizer_arguments, make_optimizer)
+        *sections, name = path.split(".")
+        functools.reduce(operator.getitem, sections, fields)[name] = number
+    arguments, schedule_arguments = optimizer_arguments(fields["optimizer"]), fields["schedule"]
+    check_fields("optimizer", arguments, make_optimizer)
     check_fields("schedule", schedule_arguments, make_schedule)
-    schedule = make_schedule(learning_rate=optimizer_arguments.pop("learning_rate"), **schedule_arguments)
-    optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **optimizer_arguments)
-    trained = of_head_alone(objective) if optimizer_arguments.get("head_only") else objective
-    step = make_train_step(model, trained, optimizer, schedule, accumulation_steps=config.train.accumulation_steps)
-    return Updates(optimizer, step, decay)
+    schedule = make_schedule(learning_rate=arguments.pop("learning_rate"), **schedule_arguments)
+    optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **arguments)
+    trained = of_head_alone(objective) if arguments.get("head_only") else objective
+    step = make_train_step(
+        model, trained, optimizer, schedule, accumulation_steps=config.train.accumulation_steps, **extras(config)
+    )
+    return Updates(optimizer, step, decay, schedule)
 
 
 def place(abstract: Any, shardings: Any) -> Any:

@@ -1,7 +1,8 @@
 """Reading checkpoints: which steps are whole, what they hold, and a comparison before anything is restored.
 
-A step's folder holds three items: `model` (parameters and model state, which evaluation needs), `training` (optimizer
-state, step, randomness) and `facts` (a JSON object: the data iterator's position, the validation loss, and more).
+A step's folder holds three items: `model` (parameters and model state, and the average of the parameters where the run
+keeps one: what evaluation needs), `training` (optimizer state, step, randomness, and the loss scale where there is one)
+and `facts` (a JSON object: the data iterator's position, the validation loss, and more).
 """
 
 import json
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxformer.training.averaging import average_dtype, averaged_params
 
 ITEMS = ("model", "training", "facts")
 _METADATA = "_CHECKPOINT_METADATA"
@@ -161,6 +166,8 @@ def check_signature(stored: Mapping[str, str], wanted: Mapping[str, str], where:
 def restore_model(directory: Path, step: int, params: Any, model_state: Any) -> tuple[Any, Any]:
     """Restores parameters and model state alone, without the optimizer.
 
+    The parameters are those that evaluation uses: the average, where the checkpoint holds one.
+
     Args:
       directory: the checkpoint folder.
       step: which checkpoint.
@@ -174,9 +181,25 @@ def restore_model(directory: Path, step: int, params: Any, model_state: Any) -> 
       CheckpointError: the checkpoint does not have exactly these arrays.
     """
     like = {"params": params, "model_state": model_state}
+    if "average" in stored_tree(directory, step, "model"):
+        like["average"] = _abstract_average(params)
     restored = restore_items(directory, step, {"model": to_dicts(like)})
     tree = from_dicts(restored["model"], like)
+    if "average" in tree:
+        return averaged_params(tree["average"]["params"], params), tree["model_state"]
     return tree["params"], tree["model_state"]
+
+
+def _abstract_average(params: Any) -> dict[str, Any]:
+    """What stands on disk of the average of parameters, laid out as they are."""
+    sharding = jax.tree.leaves(params)[0].sharding
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
+    return {
+        "updates": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+        "params": jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, average_dtype(leaf.dtype), sharding=leaf.sharding), params
+        ),
+    }
 
 
 def restore_items(directory: Path, step: int, trees: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

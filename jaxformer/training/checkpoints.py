@@ -30,9 +30,17 @@ _SET_ASIDE = "incomplete-"
 
 
 def _items_of(state: TrainState) -> dict[str, dict[str, Any]]:
-    model = {"params": state.params, "model_state": state.model_state}
-    training = {"opt_state": state.opt_state, "step": state.step, "rng_data": state.rng_data}
-    return {"model": to_dicts(model), "training": to_dicts(training)}
+    return {item: to_dicts(tree) for item, tree in _trees_of(state).items()}
+
+
+def _trees_of(state: TrainState) -> dict[str, dict[str, Any]]:
+    """The parts of a state by item; what a run doesn't have is None, and leaves nothing on disk."""
+    model = ("params", "model_state", "average")
+    training = ("opt_state", "step", "rng_data", "loss_scale")
+    return {
+        "model": {name: getattr(state, name) for name in model},
+        "training": {name: getattr(state, name) for name in training},
+    }
 
 
 class _Keep:
@@ -163,10 +171,9 @@ class Checkpoints:
         """
         restored = restore_items(self.directory, step, _items_of(state))
         iterator.set_state(self.facts(step)["data_position"])
-        trees = {"params": state.params, "model_state": state.model_state}
-        model = from_dicts(restored["model"], trees)
-        trees = {"opt_state": state.opt_state, "step": state.step, "rng_data": state.rng_data}
-        return state.replace(**model, **from_dicts(restored["training"], trees))  # type: ignore[attr-defined]
+        trees = _trees_of(state)
+        parts = {item: from_dicts(restored[item], tree) for item, tree in trees.items()}
+        return state.replace(**parts["model"], **parts["training"])  # type: ignore[attr-defined]
 
     def __enter__(self) -> "Checkpoints":
         return self

@@ -35,7 +35,7 @@ def example_figures(
     # One process decodes; the parameters of several are spread out of its reach.
     if jax.process_count() > 1:
         return {}
-    variables = (model, state.params, state.model_state)
+    variables = (model, state.evaluation_params, state.model_state)
     if translates(config) and config.eval.decode_examples:
         translator = Translator(*variables, data.source_tokenizer, data.tokenizer, data.start_id)
         examples = data.splits["validation"]

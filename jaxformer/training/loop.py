@@ -173,13 +173,13 @@ def _facts(run: _Run, figures: Mapping[str, Any]) -> dict[str, Any]:
 def _evaluate(run: _Run, eval_step: EvalStep, state: TrainState, step: int) -> dict[str, Any]:
     """Evaluates on the validation data, and on those that are kept apart, and writes the figures."""
     batches = batches_of(run.data.validation_rows, run.config, run.mesh)
-    figures = evaluate(eval_step, state.params, state.model_state, batches, run.mesh, run.data.bits_per)
+    figures = evaluate(eval_step, state.evaluation_params, state.model_state, batches, run.mesh, run.data.bits_per)
     bits = "".join(f"  {figures[name]:.4f} {name.replace('_', ' ')}" for name in run.data.bits_per)
     run.progress.say(
         f"step {step}  validation loss {figures['loss']:.4f}  perplexity {figures['perplexity']:.4g}{bits}"
     )
     buckets = evaluate_buckets(
-        eval_step, run.parts.model, state.params, state.model_state, run.config, run.data, run.mesh
+        eval_step, run.parts.model, state.evaluation_params, state.model_state, run.config, run.data, run.mesh
     )
     say_buckets(run.progress.say, buckets)
     directory = RunDirectory(Path(run.workdir))
@@ -199,7 +199,9 @@ def _draw_sample(run: _Run, state: TrainState, step: int) -> None:
     # One process draws the sample; the parameters of several are spread out of its reach.
     if run.metrics is not None and jax.process_count() == 1:
         directory = RunDirectory(Path(run.workdir))
-        sample = draw_sample(run.parts.model, state.params, state.model_state, run.data, run.config, step, directory)
+        sample = draw_sample(
+            run.parts.model, state.evaluation_params, state.model_state, run.data, run.config, step, directory
+        )
         if sample is not None:
             run.metrics.write(step, "sample", **sample)
             run.progress.say("sample:\n" + "".join(sample.values()))
@@ -209,7 +211,9 @@ def _write_ponder_maps(run: _Run, state: TrainState, step: int) -> None:
     """Writes how many steps every token made, where tokens halt by themselves."""
     directory = RunDirectory(Path(run.workdir))
     model, data = run.parts.model, run.data
-    folder = write_ponder_maps(directory, step, model, state.params, state.model_state, run.config, data, run.mesh)
+    folder = write_ponder_maps(
+        directory, step, model, state.evaluation_params, state.model_state, run.config, data, run.mesh
+    )
     if folder is not None:
         run.progress.say(f"ponder maps: {folder}")
 

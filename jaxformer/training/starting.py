@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from jaxformer.training.assembly import tokenizer_name
+from jaxformer.training.averaging import start_average
 from jaxformer.training.checkpoint_reading import (
     CheckpointError,
     choose_step,
@@ -17,8 +18,8 @@ from jaxformer.training.checkpoint_reading import (
     stored_tree,
 )
 from jaxformer.training.config import read_config, resolve
-from jaxformer.training.optimizers import parameter_path
 from jaxformer.training.overrides import ConfigError
+from jaxformer.training.parameter_paths import parameter_path
 from jaxformer.training.run_directory import RunDirectory
 from jaxformer.training.state import TrainState
 
@@ -97,7 +98,8 @@ def start_values(config: ConfigDict, earlier: Mapping[str, object] | None = None
 def take_parameters(config: ConfigDict, state: TrainState, say: Callable[[str], None]) -> TrainState:
     """Puts the start's parameters, and its model's other variables, in place of those that were drawn.
 
-    Taken is what has equal path, shape and dtype. A task's head may be new; what the start has besides is left there.
+    Taken is what has equal path, shape and dtype; where the start keeps an average of its parameters, that. A task's
+    head may be new; what the start has besides is left there.
 
     Args:
       config: with all values decided.
@@ -124,19 +126,24 @@ def take_parameters(config: ConfigDict, state: TrainState, say: Callable[[str], 
     everywhere = NamedSharding(state.step.sharding.mesh, PartitionSpec())
 
     def abstract(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        own = taken.get(parameter_path(path))
+        own = taken.get(parameter_path(path).removeprefix("average/"))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere if own is None else own.sharding)
 
     tree = jax.tree_util.tree_map_with_path(abstract, on_disk)
     restored = _by_path(restore_items(folder, step, {"model": tree})["model"])
-    mixed = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: restored[parameter_path(path)] if parameter_path(path) in taken else leaf, like
-    )
+
+    def value(path: Any, leaf: Any) -> Any:
+        name = parameter_path(path)
+        return restored.get(f"average/{name}", restored[name]).astype(leaf.dtype) if name in taken else leaf
+
+    mixed = jax.tree_util.tree_map_with_path(value, like)
     say(f"start: {len(taken)} arrays of {config.start.workdir}, step {step}")
-    for title, paths in (("drawn anew", new), ("left there", [path for path in kinds if path not in wanted])):
+    left = [path for path in kinds if path.removeprefix("average/") not in (*wanted, "updates")]
+    for title, paths in (("drawn anew", new), ("left there", left)):
         if paths:
             say(f"start, {title}: {', '.join(path.partition('/')[2] for path in paths)}")
-    return state.replace(params=mixed["params"], model_state=mixed["model_state"])
+    average = None if state.average is None else start_average(mixed["params"])
+    return state.replace(params=mixed["params"], model_state=mixed["model_state"], average=average)
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

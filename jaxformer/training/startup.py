@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxformer.models import Transformer
 from jaxformer.models.position_settings import TABLES
-from jaxformer.training.assembly import Parts, count_parameters, example_batch, tokenizer_name
+from jaxformer.training.assembly import Parts, count_parameters, example_batch, extras, tokenizer_name
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.config import RunConfig, differences, read_config, resolve, write_config
@@ -165,11 +165,12 @@ def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, par
         progress.say(f"replicated: {line}")
     progress.say(f"data: {data.summary}")
     progress.say(data.baselines)
-    ends = config.schedule.name not in ("constant", "inverse_sqrt")
-    if ends and config.schedule.decay_steps < config.train.steps:
-        progress.say(
-            f"learning rate: at its final value from step {config.schedule.decay_steps} (schedule.decay_steps) on"
-        )
+    ends = parts.schedule.last_change
+    if ends is not None and ends < config.train.steps:
+        where = " (schedule.decay_steps)" if ends == config.schedule.decay_steps else ""
+        progress.say(f"learning rate: at its final value from step {ends}{where} on")
+    if parts.state.average is not None:
+        progress.say(f"evaluation: of the average of the parameters, with decay {config.train.average_decay}")
 
 
 def training_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Any:
@@ -197,7 +198,7 @@ def restore_or_init(
     """
     if not checkpoints.steps:
         example = example_batch(config.data.length, parts.model)
-        state = init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings)
+        state = init_state(parts.model, parts.optimizer, config.seed, example, parts.shardings, **extras(config))
         return take_parameters(config, state, progress.say) if has_start(config) else state, 0
     step = checkpoints.steps[-1]
     saved = checkpoints.facts(step).get("data_hash")

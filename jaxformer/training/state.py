@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxformer.training.averaging import averaged_params, start_average
+from jaxformer.training.loss_scaling import LossScaling
 from jaxformer.training.objectives import model_inputs
 
 
@@ -22,6 +24,8 @@ class TrainState(flax.struct.PyTreeNode):
       model_state: the model's variables that are not parameters, by collection; often empty.
       rng_data: uint32 data of the PRNG key behind every random draw in training. It never changes: a step folds its
         number into it.
+      average: the average of the parameters (``averaging.Average``), where a run keeps one; None = none.
+      loss_scale: the scale of the next step's loss (``loss_scaling.LossScale``), where a run has one; None = none.
     """
 
     step: Any
@@ -29,6 +33,13 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     model_state: Any
     rng_data: Any
+    average: Any = None
+    loss_scale: Any = None
+
+    @property
+    def evaluation_params(self) -> Any:
+        """The parameters that evaluation and generation use: the average where there is one."""
+        return self.params if self.average is None else averaged_params(self.average.params, self.params)
 
 
 def init_state(
@@ -37,6 +48,9 @@ def init_state(
     seed: int,
     example_batch: Mapping[str, Any],
     shardings: Any = None,
+    *,
+    average_decay: Any = None,
+    loss_scaling: LossScaling | None = None,
 ) -> TrainState:
     """Draws the state of step 0; its values depend on the seed alone, not on the devices.
 
@@ -46,6 +60,8 @@ def init_state(
       seed: integer behind parameters and training randomness, in [0, 2**32).
       example_batch: arrays or their shapes, for the names and dtypes of the model's inputs.
       shardings: tree of shardings like the state; None = the default device.
+      average_decay: not None = the state has an average.
+      loss_scaling: not None = the state has a loss scale.
 
     Returns:
       The state, made in place on its devices.
@@ -55,15 +71,22 @@ def init_state(
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed is {seed}, must be in [0, 2**32)")
-    create = jax.jit(state_maker(model, optimizer, example_batch), out_shardings=shardings)
+    maker = state_maker(model, optimizer, example_batch, average_decay=average_decay, loss_scaling=loss_scaling)
+    create = jax.jit(maker, out_shardings=shardings)
     return create(jnp.asarray(seed, jnp.uint32))
 
 
 def abstract_state(
-    model: nn.Module, optimizer: optax.GradientTransformation, example_batch: Mapping[str, Any]
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    example_batch: Mapping[str, Any],
+    *,
+    average_decay: Any = None,
+    loss_scaling: LossScaling | None = None,
 ) -> TrainState:
     """Returns the state's tree of shapes and dtypes (``jax.ShapeDtypeStruct``), computing nothing."""
-    return jax.eval_shape(state_maker(model, optimizer, example_batch), jnp.asarray(0, jnp.uint32))
+    maker = state_maker(model, optimizer, example_batch, average_decay=average_decay, loss_scaling=loss_scaling)
+    return jax.eval_shape(maker, jnp.asarray(0, jnp.uint32))
 
 
 def abstract_params(model: nn.Module, example_batch: Mapping[str, Any]) -> Any:
@@ -72,7 +95,12 @@ def abstract_params(model: nn.Module, example_batch: Mapping[str, Any]) -> Any:
 
 
 def state_maker(
-    model: nn.Module, optimizer: optax.GradientTransformation, example_batch: Mapping[str, Any]
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    example_batch: Mapping[str, Any],
+    *,
+    average_decay: Any = None,
+    loss_scaling: LossScaling | None = None,
 ) -> Callable[[jax.Array], TrainState]:
     """Returns the function from a seed (uint32 scalar) to the state of step 0, not jitted."""
 
@@ -86,6 +114,8 @@ def state_maker(
             opt_state=optimizer.init(params),
             model_state=variables,
             rng_data=jax.random.key_data(training_rng),
+            average=None if average_decay is None else start_average(params),
+            loss_scale=None if loss_scaling is None else loss_scaling.start(),
         )
 
     return create

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.functional import mean_loss
+from jaxformer.training.averaging import check_average_decay, update_average
+from jaxformer.training.loss_scaling import LossScaling, next_scale, overflowed, unscale
 from jaxformer.training.objectives import Objective, ObjectiveOutput
 from jaxformer.training.schedules import Schedule
 from jaxformer.training.state import TrainState
@@ -24,6 +26,8 @@ def make_train_step(
     schedule: Schedule,
     *,
     accumulation_steps: int = 1,
+    average_decay: Any = None,
+    loss_scaling: LossScaling | None = None,
 ) -> TrainStep:
     """Builds ``train_step(state, batch) -> (state, metrics)``: one update of the parameters.
 
@@ -38,38 +42,64 @@ def make_train_step(
       optimizer: optax transformation; its ``update`` receives ``step`` as an extra argument.
       schedule: the learning rate of a step, for the report: the same as the optimizer's.
       accumulation_steps: micro-batches per step; it divides the number of rows.
+      average_decay: of the average of the parameters (``averaging``), which a state made with the same has; skipped
+        steps don't enter it. None = none.
+      loss_scaling: of the gradient (``loss_scaling``), for a state made with the same. None = none.
 
     Returns:
       The pure function. Metrics are float32 scalars: ``loss`` (per token), ``loss_sum``, ``weight_sum`` (tokens),
-      ``gradient_norm`` (before clipping), ``learning_rate``, ``skipped``, and the objective's own as means.
+      ``gradient_norm`` (before clipping), ``learning_rate``, ``skipped``, and the objective's own as means; where the
+      loss is scaled also ``loss_scale`` (used in this step) and ``overflowed`` (1 where the step was skipped because
+      of a scale that is now halved).
 
     Raises:
-      ValueError: ``accumulation_steps`` is below 1 or (in the step) does not divide the rows.
+      ValueError: ``accumulation_steps`` is below 1 or (in the step) does not divide the rows; ``average_decay`` is out
+        of range.
     """
     if accumulation_steps < 1:
         raise ValueError(f"accumulation_steps is {accumulation_steps}, must be at least 1")
+    check_average_decay(average_decay)
     update = optax.with_extra_args_support(optimizer).update
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng_data), state.step)
         gradients, output = accumulate(model, objective, state, batch, rng, accumulation_steps)
+        if loss_scaling is not None:
+            gradients = unscale(gradients, state.loss_scale.scale)
         metrics = step_metrics(output, gradients)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
-        scale = mean_loss(jnp.ones((), jnp.float32), output.weight_sum)
+        per_token = mean_loss(jnp.ones((), jnp.float32), output.weight_sum)
 
         def take(state: TrainState, gradients: Any) -> TrainState:
-            gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
+            gradients = jax.tree.map(lambda leaf: leaf * per_token.astype(leaf.dtype), gradients)
             updates, opt_state = update(gradients, state.opt_state, state.params, step=state.step)
             params = optax.apply_updates(state.params, updates)
-            return state.replace(params=params, opt_state=opt_state, model_state=output.model_state)
+            average = state.average
+            if average_decay is not None:
+                average = update_average(average, params, average_decay)
+            return state.replace(params=params, opt_state=opt_state, model_state=output.model_state, average=average)
 
         # A branch, not a select: selecting between old and new values doubles the cost of the update on a CPU.
         state = jax.lax.cond(finite, take, lambda state, _: state, state, gradients)
         metrics["learning_rate"] = schedule(state.step)
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
+        if loss_scaling is not None:
+            state, figures = _rescale(state, loss_scaling, metrics, finite)
+            metrics |= figures
         return state.replace(step=state.step + 1), metrics
 
     return train_step
+
+
+def _rescale(
+    state: TrainState, scaling: LossScaling, metrics: dict[str, jax.Array], finite: jax.Array
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The state with the loss scale of the next step, and the figures of this one's."""
+    used, over = state.loss_scale, jnp.zeros((), bool)
+    if scaling.growth_steps is not None:
+        over = overflowed(used, metrics["loss"], metrics["gradient_norm"])
+        state = state.replace(loss_scale=next_scale(used, scaling, over, finite))
+    return state, {"loss_scale": used.scale, "overflowed": over.astype(jnp.float32)}
 
 
 def make_eval_step(model: nn.Module, objective: Objective) -> Callable[[Any, Any, Batch], dict[str, jax.Array]]:
@@ -108,11 +138,15 @@ def jit_train_step(train_step: TrainStep, state_shardings: Any = None) -> TrainS
 def accumulate(
     model: nn.Module, objective: Objective, state: TrainState, batch: Batch, rng: jax.Array, accumulation_steps: int
 ) -> tuple[Any, ObjectiveOutput]:
-    """Sums gradients and objective over the micro-batches of a step, by a scan that traces the model once."""
+    """Sums gradients and objective over the micro-batches of a step, by a scan that traces the model once.
+
+    The gradients are those of the scaled loss, where the state has a loss scale.
+    """
+    scale = None if state.loss_scale is None else state.loss_scale.scale
 
     def loss_and_output(params, model_state, micro_batch, micro_rng):
         output = objective(model, params, model_state, micro_batch, rng=micro_rng, deterministic=False, step=state.step)
-        return output.loss_sum, output
+        return output.loss_sum if scale is None else output.loss_sum * scale, output
 
     gradient = jax.grad(loss_and_output, has_aux=True)
     if accumulation_steps == 1:

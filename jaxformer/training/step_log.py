@@ -88,6 +88,9 @@ class StepLog:
         self.restart_clock()
 
     def _tell_skipped(self, step: int, figures: dict[str, float]) -> None:
+        if figures.get("overflowed"):  # how a dynamic loss scale finds its place: no error
+            self._progress.say(f"step {step}: the gradient overflowed at loss scale {figures['loss_scale']:g}, skipped")
+            return
         what = f"step {step}: loss {figures['loss']}, gradient norm {figures['gradient_norm']}"
         if self._stop:
             raise NonFiniteError(f"{what}: not finite, and config.train.non_finite is stop; nothing of it was applied")
