@@ -198,7 +198,7 @@ def _find(
     name = kind if isinstance(kind, str) else kind.name
     if name in PATTERNS:
         pattern = PATTERNS[name]
-        of_pattern, of_sparse = inspect.signature(pattern.constructor).parameters, _arguments_of("sparse")
+        of_pattern, of_sparse = inspect.signature(pattern.constructor).parameters, formula_arguments("sparse")
         of_sparse = {key: parameter for key, parameter in of_sparse.items() if key != "pattern"}
         _check_arguments(name, arguments, {**of_pattern, **of_sparse})
         own = {key: value for key, value in arguments.items() if key in of_pattern}
@@ -211,12 +211,12 @@ def _find(
         raise ValueError(f"kind is {name!r}; it must be one of {', '.join(sorted([*ATTENTION, *PATTERNS]))}.")
     if name not in COSTS:
         raise ValueError(f"kind is {name!r}, which has no formula of its cost.")
-    _check_arguments(name, arguments, _arguments_of(name))
+    _check_arguments(name, arguments, formula_arguments(name))
     return ATTENTION[name], COSTS[name], arguments
 
 
-def _arguments_of(name: str) -> dict[str, inspect.Parameter]:
-    """What a formula takes beside sizes."""
+def formula_arguments(name: str) -> dict[str, inspect.Parameter]:
+    """What the formula of a kind takes beside sizes."""
     return dict(list(inspect.signature(COSTS[name]).parameters.items())[1:])
 
 

@@ -1,0 +1,116 @@
+"""The least time of a model's phases on a device, and what bounds it: its arithmetic or its memory.
+
+    cost = model_cost(gpt("small", dtype="bfloat16"), batch_size=8, length=1024)
+    roofline(cost, DEVICES["h100"])["decode"].bound  # "memory"
+
+Williams, Waterman, Patterson 2009, "Roofline: an insightful visual performance model for multicore architectures",
+CACM 52(4). A part takes the longer of operations / peak and bytes / bandwidth, and parts follow one another. Real
+programs take longer: kernels reach some share of the peaks, and element-wise operations read and write besides.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxformer.analysis.costs.work import Work
+from jaxformer.analysis.model_cost import ModelCost
+
+COMPUTE = "compute"
+MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peak figures of one accelerator.
+
+    Attributes:
+      peak_operations: of dense matrix products, operations per second, by dtype of what is multiplied; float32 as JAX
+        multiplies it by default (`jax.lax.Precision.DEFAULT`: TF32 on GPUs that have it, bfloat16 on TPUs).
+      bandwidth: of its memory, bytes per second.
+      memory_bytes: how much it holds; None = not known.
+      source: where the figures stand.
+    """
+
+    peak_operations: Mapping[str, float]
+    bandwidth: float
+    memory_bytes: float | None = None
+    source: str = ""
+
+
+def _gpu(half: float, single: float, bandwidth: float, gigabytes: float, source: str) -> Device:
+    peaks = {"bfloat16": half, "float16": half, "float32": single}
+    return Device(peaks, bandwidth, gigabytes * 1e9, source)
+
+
+def _tpu(peak: float, bandwidth: float, gigabytes: float, source: str) -> Device:
+    return _gpu(peak, peak, bandwidth, gigabytes, source)
+
+
+DEVICES: dict[str, Device] = {
+    "a100": _gpu(312e12, 156e12, 2039e9, 80, "NVIDIA A100 80GB SXM datasheet, without sparsity"),
+    "h100": _gpu(989.4e12, 494.7e12, 3350e9, 80, "NVIDIA H100 SXM datasheet, without sparsity"),
+    "h200": _gpu(989.4e12, 494.7e12, 4800e9, 141, "NVIDIA H200 SXM datasheet, without sparsity"),
+    "l4": _gpu(121e12, 60e12, 300e9, 24, "NVIDIA L4 datasheet, without sparsity"),
+    "t4": _gpu(65e12, 8.1e12, 320e9, 16, "NVIDIA T4 datasheet (float16; it has no bfloat16 units)"),
+    "tpu_v4": _tpu(275e12, 1200e9, 32, "Google Cloud documentation, TPU v4, per chip"),
+    "tpu_v5e": _tpu(197e12, 819e9, 16, "Google Cloud documentation, TPU v5e, per chip"),
+    "tpu_v5p": _tpu(459e12, 2765e9, 95, "Google Cloud documentation, TPU v5p, per chip"),
+    "tpu_v6e": _tpu(918e12, 1640e9, 32, "Google Cloud documentation, TPU v6e, per chip"),
+}
+"""Accelerators by name."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time of a pass, and why.
+
+    Attributes:
+      seconds: the least time.
+      compute_seconds: of which parts that wait for arithmetic take so much.
+      bound: ``compute`` or ``memory``: what the greater part of the time is spent on.
+      parts: the same of each part; empty in a part's own.
+    """
+
+    seconds: float
+    compute_seconds: float
+    bound: str
+    parts: Mapping[str, "Bound"]
+
+
+def roofline(cost: ModelCost, device: Device) -> dict[str, Bound]:
+    """The least time of each phase of a model on a device.
+
+    Args:
+      cost: of the model.
+      device: one of `DEVICES`, or figures of your own.
+
+    Returns:
+      `Bound` by phase, each with its parts.
+
+    Raises:
+      ValueError: figures that are not positive, or no peak of the model's dtype.
+    """
+    peak = device.peak_operations.get(cost.dtype)
+    if peak is None:
+        known = ", ".join(device.peak_operations)
+        raise ValueError(f"device has no peak of {cost.dtype}, the model's dtype; it must be one of {known}.")
+    for name, value in {"peak_operations": peak, "bandwidth": device.bandwidth}.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value}; it must be a positive number.")
+    return {
+        phase: _together({part: _bound(work, peak, device.bandwidth) for part, work in works.items()})
+        for phase, works in cost.phases.items()
+    }
+
+
+def _bound(work: Work, peak: float, bandwidth: float) -> Bound:
+    compute, memory = work.matmul / peak, work.moved_bytes / bandwidth
+    if compute >= memory:
+        return Bound(compute, compute, COMPUTE, {})
+    return Bound(memory, 0.0, MEMORY, {})
+
+
+def _together(parts: Mapping[str, Bound]) -> Bound:
+    seconds = sum(part.seconds for part in parts.values())
+    compute = sum(part.compute_seconds for part in parts.values())
+    return Bound(seconds, compute, COMPUTE if 2 * compute >= seconds else MEMORY, parts)
