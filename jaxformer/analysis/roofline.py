@@ -60,6 +60,27 @@ DEVICES: dict[str, Device] = {
 """Accelerators by name."""
 
 
+def choose_device(name: str | None, peak_operations: float | None, bandwidth: float | None) -> Device | None:
+    """A device by name, or one of given figures, for every dtype; None for neither.
+
+    Raises:
+      ValueError: an unknown name, both, or one figure without the other.
+    """
+    if name is None and peak_operations is None and bandwidth is None:
+        return None
+    if name is not None and (peak_operations is not None or bandwidth is not None):
+        raise ValueError(f"device is {name!r}; peak_flops and bandwidth must then be left out.")
+    if name is not None and name not in DEVICES:
+        raise ValueError(
+            f"device is {name!r}; it must be one of {', '.join(DEVICES)}, or give peak_flops and bandwidth."
+        )
+    if name is not None:
+        return DEVICES[name]
+    if peak_operations is None or bandwidth is None:
+        raise ValueError(f"peak_flops is {peak_operations} and bandwidth {bandwidth}; both must be given, or neither.")
+    return _gpu(peak_operations, peak_operations, bandwidth, math.inf, "given")
+
+
 @dataclass(frozen=True)
 class Bound:
     """The least time of a pass, and why.

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import convert, embed, evaluate, generate, predict, show, sweep, tokenizer, train
+from jaxformer.cli import convert, cost, embed, evaluate, generate, predict, show, sweep, tokenizer, train
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": predict,
     "embed": embed,
     "convert": convert,
+    "cost": cost,
     "tokenizer": tokenizer,
     "list": show,
 }
