@@ -51,7 +51,8 @@ class SweepLog:
         for step, figures in jax.device_get(self._pending):
             self._fetched.append((step, figures))
             for index in np.flatnonzero(figures["skipped"]).tolist():
-                self._tell_skipped(self._members[index], step, float(figures["loss"][index]))
+                if "overflowed" not in figures or not figures["overflowed"][index]:  # that is how a loss scale is found
+                    self._tell_skipped(self._members[index], step, float(figures["loss"][index]))
         self._pending = []
 
     def write(self) -> None:

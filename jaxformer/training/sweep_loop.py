@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.training.assembly import Parts, make_parts, make_updates
 from jaxformer.training.evaluate import batches_of, figures_of
 from jaxformer.training.loop import due
+from jaxformer.training.overrides import flatten
 from jaxformer.training.progress import Progress
 from jaxformer.training.sharding import make_mesh
 from jaxformer.training.signals import Interruption, TrainingInterrupted
@@ -77,7 +78,7 @@ def _numbers(members: Sequence[Member]) -> tuple[str, ...]:
 
 
 def _at(member: Member, path: str) -> float:
-    return float(member.config[path.partition(".")[0]][path.partition(".")[2]])
+    return float(next(field.value for field in flatten(member.config) if field.path == path))
 
 
 def _begin(group: _Group, progress: Progress) -> TrainState:
@@ -160,9 +161,10 @@ def evaluate_together(
 ) -> list[dict[str, float]]:
     """What `evaluate` returns, of each of `count` runs: a mean over all supervised tokens, each once."""
     sums: dict[str, np.ndarray] = {}
+    params = states.evaluation_params
     for batch in batches:
         placed = together.place_eval(batch)
-        for name, values in jax.device_get(together.eval_step(states.params, states.model_state, placed)).items():
+        for name, values in jax.device_get(together.eval_step(params, states.model_state, placed)).items():
             sums[name] = sums.get(name, 0.0) + np.asarray(values, np.float64)
     own = [{name: float(values[index]) for name, values in sums.items()} for index in range(count)]
     return [figures_of(values, bits_per) for values in own]

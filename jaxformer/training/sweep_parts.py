@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from jaxformer.training.assembly import Parts, example_batch, make_updates
+from jaxformer.training.assembly import Parts, example_batch, extras, make_updates
 from jaxformer.training.overrides import ConfigError
 from jaxformer.training.sharding import BATCH_AXES
 from jaxformer.training.startup import check_batches
@@ -53,7 +53,7 @@ def check_randomness() -> None:
     Raises:
       ConfigError: JAX's default generator is such a one.
     """
-    name = jax.config.values["jax_default_prng_impl"]
+    name = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
     if name in _INEXACT:
         raise ConfigError(
             f"jax_default_prng_impl is {name}, whose numbers differ between runs trained together and alone; it must "
@@ -104,7 +104,7 @@ def make_together(
     which = jax.device_put(jnp.asarray([distinct.index(seed) for seed in seeds], jnp.int32), of_runs)
 
     def init(own: Mapping[str, jax.Array], seed: jax.Array) -> TrainState:
-        return state_maker(parts.model, updates(own).optimizer, example)(seed)
+        return state_maker(parts.model, updates(own).optimizer, example, **extras(config))(seed)
 
     def train_step(state: TrainState, own: Mapping[str, jax.Array], index: jax.Array, batches: Mapping[str, Any]):
         batch = batches if len(distinct) == 1 else {name: rows[index] for name, rows in batches.items()}
