@@ -1,5 +1,6 @@
 """What models cost, what they attend to, and how their losses slope and curve: formulas, counts, checks and plots."""
 
+from jaxformer.analysis.attention_view import AttentionView, attention_view
 from jaxformer.analysis.cost import attention_cost, growth_exponent, overtaking_length
 from jaxformer.analysis.costs.work import AttentionCost, Work
 from jaxformer.analysis.count import CompiledCost, compiled_cost, count_matmul_operations
@@ -12,6 +13,7 @@ from jaxformer.analysis.curvature import (
 )
 from jaxformer.analysis.experts import FeedForwardCost, feed_forward_cost
 from jaxformer.analysis.gradients import GradientReport, GradientRow, check_gradients
+from jaxformer.analysis.joined_tokens import character_groups, join_tokens
 from jaxformer.analysis.noise_scale import (
     MinibatchStatistics,
     NoiseScale,
@@ -20,6 +22,7 @@ from jaxformer.analysis.noise_scale import (
     noise_scale_of_batches,
     noise_scale_of_examples,
 )
+from jaxformer.analysis.recording import AttentionMap, record_attention, token_texts
 from jaxformer.analysis.second_order import (
     SecondOrderCost,
     SecondOrderStep,
@@ -28,12 +31,13 @@ from jaxformer.analysis.second_order import (
     second_order_cost,
 )
 from jaxformer.analysis.trajectories import SURFACES, Surface, plot_trajectories, point_params, trajectory
-from jaxformer.analysis.translation_maps import AttentionMap, attention_maps, token_texts
+from jaxformer.analysis.translation_maps import attention_maps
 
 __all__ = [
     "SURFACES",
     "AttentionCost",
     "AttentionMap",
+    "AttentionView",
     "CompiledCost",
     "Eigenvalues",
     "FeedForwardCost",
@@ -47,6 +51,8 @@ __all__ = [
     "Work",
     "attention_cost",
     "attention_maps",
+    "attention_view",
+    "character_groups",
     "check_gradients",
     "compiled_cost",
     "count_matmul_operations",
@@ -57,6 +63,7 @@ __all__ = [
     "growth_exponent",
     "hessian_eigenvalues",
     "hessian_vector_product",
+    "join_tokens",
     "minibatch_statistics",
     "newton_step",
     "noise_scale_of_batches",
@@ -64,6 +71,7 @@ __all__ = [
     "overtaking_length",
     "plot_trajectories",
     "point_params",
+    "record_attention",
     "second_order_cost",
     "token_texts",
     "top_eigenvalues",

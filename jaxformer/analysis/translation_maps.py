@@ -1,34 +1,17 @@
 """What an encoder-decoder attends to while it writes a given translation: weights with their tokens, ready to plot."""
 
-import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
-import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Int
 
+from jaxformer.analysis.recording import NAMES, AttentionMap, check_layers, model_weights, token_texts
 from jaxformer.data import Tokenizer
 from jaxformer.inference.prompts import bucket, check_rows, check_token
-from jaxformer.inference.sources import SourceBatch, pad_sources
+from jaxformer.inference.sources import pad_sources
 from jaxformer.inference.steps import position_limit
-
-_NAMES = {"encoder": "encoder_attention", "decoder": "attention", "cross": "cross_attention"}
-
-
-class AttentionMap(NamedTuple):
-    """Attention weights of all layers and heads between tokens that are named.
-
-    Attributes:
-      weights: float32 [layers, N, T, S]; what row t takes of column s, before dropout.
-      rows: the T tokens that look, as text.
-      columns: the S tokens that are looked at.
-    """
-
-    weights: Float[np.ndarray, "layers N T S"]
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
 
 
 def attention_maps(
@@ -79,43 +62,18 @@ def attention_maps(
     tokens = np.zeros((1, bucket(read.size, limit)), np.int32)
     tokens[0, : read.size] = read
     real = np.arange(tokens.shape[1])[None] < read.size
-    weights = _weights(model, {"params": params, **(model_state or {})}, tokens, real, sources)
+    assert sources is not None
+    check_layers(model)
+    given = {"source": sources.tokens, "source_mask": sources.mask, "key_mask": real}
+    weights = model_weights(model, {"params": params, **(model_state or {})}, tokens, given)
     source = token_texts(source_tokenizer or tokenizer, source_ids)
     rows, columns = token_texts(tokenizer, targets), token_texts(tokenizer, read)
     named = {"encoder": (source, source), "decoder": (rows, columns), "cross": (rows, source)}
     maps = {
         name: AttentionMap(np.asarray(weights[key], np.float32)[:, 0, :, : len(over), : len(along)], over, along)
-        for (name, key), (over, along) in zip(_NAMES.items(), named.values(), strict=True)
+        for (name, key), (over, along) in zip(NAMES.items(), named.values(), strict=True)
         if key in weights
     }
     if not maps:
         raise ValueError(f"attention={model.config.attention!r} has no weights to show")
     return maps
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _weights(
-    model: nn.Module,
-    variables: Any,
-    tokens: Int[Array, "1 L"],
-    real: Bool[Array, "1 L"],
-    sources: SourceBatch,
-) -> dict[str, Array]:
-    """Weights by name, each with a leading layer axis."""
-    given: dict[str, Any] = {"source": sources.tokens, "source_mask": sources.mask, "key_mask": real}
-    output: Any = model.apply(variables, tokens, **given, return_weights=True)
-    weights = output.aux.weights
-    return {name: array if array.ndim == 5 else array[None] for name, array in weights.items() if array.ndim > 3}
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | Int[np.ndarray, "L"]) -> tuple[str, ...]:
-    """Each token by itself as text, for labels; one that has none by its role, or by its id in angle brackets."""
-    roles = {tokenizer.pad_id: "<pad>", tokenizer.bos_id: "<bos>", tokenizer.eos_id: "<eos>"}
-    return tuple(_text(tokenizer, int(token), roles) for token in ids)
-
-
-def _text(tokenizer: Tokenizer, token: int, roles: dict[int | None, str]) -> str:
-    if token in roles:
-        return roles[token]
-    text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
-    return f"<{token}>" if text in ("", "\ufffd") else text

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import convert, cost, embed, evaluate, generate, predict, show, sweep, tokenizer, train
+from jaxformer.cli import convert, cost, embed, evaluate, generate, predict, show, sweep, tokenizer, train, view
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": generate,
     "predict": predict,
     "embed": embed,
+    "view": view,
     "convert": convert,
     "cost": cost,
     "tokenizer": tokenizer,

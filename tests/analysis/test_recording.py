@@ -1,0 +1,150 @@
+"""Recorded attention: the weights of the model's own pass by layer and head, for kinds of every sort, with tokens."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.analysis import (
+    AttentionMap,
+    attention_view,
+    character_groups,
+    join_tokens,
+    record_attention,
+    token_texts,
+)
+from jaxformer.analysis.eight_bits import eight_bits
+from jaxformer.data import ByteTokenizer, CharacterTokenizer
+from jaxformer.models import bert, encoder_decoder, gpt
+
+SHAPE = {"vocab_size": 259, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "dropout_rate": 0.0}
+KINDS = {
+    "dense": {},
+    "local": {"window": 2},
+    "lsh": {"num_hashes": 2, "num_buckets": 4, "chunk_size": 3},
+}
+IDS = [256, *b"a \xe5\xa4\xa9!cd"]
+NAMES = ("<bos>", "a", " ", "<229>", "<164>", "<169>", "!", "c", "d")
+
+
+def drawn(model, **given):
+    """Variables of a model, from numpy: an initialisation would have to be compiled."""
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32), **given))
+    draw = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: draw.normal(0, 0.5, leaf.shape).astype(leaf.dtype), shapes)
+
+
+@functools.cache
+def decoder():
+    """A decoder whose layers go through dense, local and hashed attention, its variables, and its own weights."""
+    model = gpt("tiny", num_layers=3, attention=tuple(KINDS), attention_args=KINDS, **SHAPE)
+    variables = drawn(model)
+    run = jax.jit(lambda variables, ids: model.apply(variables, ids, return_weights=True).aux.weights["attention"])
+    return model, variables, np.asarray(run(variables, jnp.array([IDS])))
+
+
+def test_every_layer_s_own_weights_come_out_with_their_tokens():
+    model, variables, own = decoder()
+    state = {"state": variables["state"]}
+    maps = record_attention(model, variables["params"], IDS, tokenizer=ByteTokenizer(), model_state=state)
+    assert list(maps) == ["attention"]
+    shown = maps["attention"]
+    assert shown.rows == shown.columns == NAMES
+    np.testing.assert_allclose(shown.weights, own[:, 0], atol=1e-6)
+    np.testing.assert_allclose(shown.weights.sum(-1), 1, atol=1e-5)
+    distance = np.subtract.outer(np.arange(9), np.arange(9))
+    assert (shown.weights[:, :, distance < 0] == 0).all()
+    assert (shown.weights[0][:, distance >= 0] > 0).all()
+    assert (shown.weights[1][:, distance > 2] == 0).all()
+    hashed = shown.weights[2]
+    assert (hashed[:, distance > 0] == 0).any(), "no two tokens were kept apart by their buckets"
+
+
+def test_the_page_shows_these_weights_to_less_than_a_255th():
+    *_, own = decoder()
+    shown = attention_view(own[:, 0], NAMES).maps["attention"].weights
+    stored = eight_bits(shown)
+    assert np.abs(stored.weights() - own[:, 0]).max() < 1 / 255
+    assert (stored.values.sum(-1, dtype=int) == 255).all()
+
+
+def test_an_encoder_decoder_has_three_maps():
+    model = encoder_decoder(num_layers=2, num_encoder_layers=1, **{**SHAPE, "vocab_size": 11})
+    ids, source = [1, 5, 6], [7, 8, 9, 10, 2]
+    variables = drawn(model, source=jnp.zeros((1, 2), jnp.int32))
+    maps = record_attention(model, variables["params"], ids, source_ids=source)
+    assert {name: shown.weights.shape for name, shown in maps.items()} == {
+        "encoder": (1, 2, 5, 5),
+        "decoder": (2, 2, 3, 3),
+        "cross": (2, 2, 3, 5),
+    }
+    for shown in maps.values():
+        np.testing.assert_allclose(shown.weights.sum(-1), 1, atol=1e-5)
+    assert (maps["decoder"].weights[..., np.triu_indices(3, 1)[0], np.triu_indices(3, 1)[1]] == 0).all()
+    assert (maps["encoder"].weights > 0).all()
+    assert (maps["cross"].rows, maps["cross"].columns[0]) == (("<1>", "<5>", "<6>"), "<7>")
+    with pytest.raises(ValueError, match="the model needs source_ids"):
+        record_attention(model, variables["params"], ids)
+
+
+def test_added_tokens_are_columns_of_their_own_and_linformer_has_factors():
+    options = {"num_layers": 1, "max_length": 8, **SHAPE, "vocab_size": 7, "attention_dropout_rate": 0.0}
+    for attention, args in (("dilated", {"window": 1, "dilation": 2, "num_added": 2}), ("linformer", {"rank": 3})):
+        model = bert("tiny", attention=attention, attention_args=args, **options)
+        variables = drawn(model)
+        shown = record_attention(model, variables["params"], [1, 5, 6, 2])["attention"]
+        if attention == "linformer":
+            assert shown.weights.min() < 0
+            assert eight_bits(shown.weights).scales is not None
+        else:
+            assert shown.columns == ("<added 0>", "<added 1>", "<1>", "<5>", "<6>", "<2>")
+            np.testing.assert_allclose(shown.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_what_can_t_be_recorded_is_refused():
+    model, variables, _ = decoder()
+    for options, message in (
+        ({"token_ids": []}, "token_ids.0. is empty"),
+        ({"token_ids": [259]}, "holds the id 259"),
+        ({"token_ids": [1], "source_ids": [1]}, "has no encoder of its own, so source_ids must be None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            record_attention(model, variables["params"], **options)
+    long = gpt("tiny", num_layers=2, **SHAPE, max_length=50_000)
+    shapes = jax.eval_shape(lambda: long.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))
+    with pytest.raises(ValueError, match=r"take 23\.8 GiB, more than the 4 GiB that are recorded"):
+        record_attention(long, shapes["params"], np.zeros(40_000, np.int32))
+    args = {"dilated": {"window": 1, "dilation": 2, "num_added": 1}}
+    mixed = gpt("tiny", num_layers=2, attention=("dilated", "dense"), attention_args=args, **SHAPE)
+    with pytest.raises(ValueError, match=r"different numbers of tokens in different layers \(num_added=\[0, 1\]\)"):
+        record_attention(mixed, {}, [1])
+
+
+def test_tokens_that_spell_a_character_together_are_one():
+    tokenizer = ByteTokenizer()
+    ids = [256, *"aé天😀".encode(), 0xFF, 0xE5, 0xA4, 257]
+    texts, starts = character_groups(tokenizer, ids)
+    assert texts == ("<bos>", "a", "é", "天", "😀", "<255>", "<229>", "<164>", "<eos>")
+    assert starts.tolist() == [0, 1, 2, 4, 7, 11, 12, 13, 14]
+    letters = CharacterTokenizer(tuple("abc"))
+    assert character_groups(letters, letters.encode("cab"))[0] == ("c", "a", "b")
+    assert token_texts(None, [3, 4]) == ("<3>", "<4>")
+
+
+def test_joined_weights_are_sums_of_columns_and_means_of_rows():
+    weights = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5)).astype(np.float32)
+    shown = AttentionMap(weights, tuple("vwxyz"), tuple("vwxyz"))
+    groups = (("v", "wx", "yz"), np.array([0, 1, 3]))
+    joined = join_tokens(shown, groups, groups)
+    expected = np.zeros((2, 3, 3, 3))
+    members = ([0], [1, 2], [3, 4])
+    for i, rows in enumerate(members):
+        for j, columns in enumerate(members):
+            expected[:, :, i, j] = weights[:, :, rows][..., columns].sum(-1).mean(-1)
+    np.testing.assert_allclose(joined.weights, expected, atol=1e-6)
+    np.testing.assert_allclose(joined.weights.sum(-1), 1, atol=1e-5)
+    assert joined.rows == joined.columns == ("v", "wx", "yz")
+    with pytest.raises(ValueError, match="columns has 2 texts and first tokens"):
+        join_tokens(shown, None, (("a", "b"), np.array([0, 5])))
