@@ -22,6 +22,7 @@ from jaxformer.analysis.noise_scale import (
     noise_scale_of_batches,
     noise_scale_of_examples,
 )
+from jaxformer.analysis.normalisation import NormFigures, compare_norms, format_figures, vary_lengths
 from jaxformer.analysis.recording import AttentionMap, record_attention, token_texts
 from jaxformer.analysis.second_order import (
     SecondOrderCost,
@@ -45,6 +46,7 @@ __all__ = [
     "GradientRow",
     "MinibatchStatistics",
     "NoiseScale",
+    "NormFigures",
     "SecondOrderCost",
     "SecondOrderStep",
     "Surface",
@@ -54,10 +56,12 @@ __all__ = [
     "attention_view",
     "character_groups",
     "check_gradients",
+    "compare_norms",
     "compiled_cost",
     "count_matmul_operations",
     "expected_variance",
     "feed_forward_cost",
+    "format_figures",
     "gauss_newton_product",
     "gauss_newton_step",
     "growth_exponent",
@@ -76,4 +80,5 @@ __all__ = [
     "token_texts",
     "top_eigenvalues",
     "trajectory",
+    "vary_lengths",
 ]
