@@ -77,7 +77,7 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
             "data.tokenizer_size": 30_522,
             "data.validation_bytes": 10_000_000,
             "optimizer.learning_rate": 1e-4,
-            "optimizer.adamw.b2": 0.999,
+            "optimizer.for_adamw.b2": 0.999,
             "schedule.warmup_steps": 10_000,
             "train.steps": 1_000_000,
             "train.batch_size": 256,
@@ -87,7 +87,7 @@ SIZES: dict[str, dict[str, dict[str, object]]] = {
         "roberta": {
             "data.tokenizer_size": 50_265,
             "optimizer.learning_rate": 6e-4,
-            "optimizer.adamw.b2": 0.98,
+            "optimizer.for_adamw.b2": 0.98,
             "optimizer.clip_norm": None,
             "schedule.warmup_steps": 24_000,
             "train.steps": 500_000,

@@ -1,8 +1,8 @@
 """The section `optimizer` of a config: every field of every optimizer, so that another name alone is a change.
 
-`optimizer.b2` and its like are of whichever optimizer is named; None leaves them to the subsection with the
-optimizer's name, where there is one, and then to the optimizer's own default. An experiment's values for its own
-optimizer are in such a subsection (`optimizer.adamw.b2`), so that they don't stand in the way of another.
+`optimizer.b2` and its like are of whichever optimizer is named; None leaves them to the subsection for that optimizer,
+where there is one, and then to the optimizer's own default. An experiment's values for its own optimizer are in such a
+subsection (`optimizer.for_adamw.b2`), so that they don't stand in the way of another.
 """
 
 import inspect
@@ -29,7 +29,7 @@ def optimizer_config(
       learning_rate: highest rate, per step.
       no_decay: parameter paths that do not decay.
       clip_norm: highest global norm of the gradient; None = no clipping.
-      **given: hyperparameters of that optimizer, which become the subsection of its name.
+      **given: hyperparameters of that optimizer, which become the subsection for it.
 
     Returns:
       The section.
@@ -66,7 +66,7 @@ def optimizer_config(
     optimizer.smallest_scale = optional(float)  # of adafactor: least such unit
     optimizer.newton_schulz_steps = optional(int)  # of muon
     optimizer.muon_scale = optional(str)  # of muon: rms, width
-    optimizer[name] = ConfigDict(given)
+    optimizer[f"for_{name}"] = ConfigDict(given)
     return optimizer
 
 
@@ -77,7 +77,7 @@ def optimizer_arguments(section: Mapping[str, Any] | ConfigDict) -> dict[str, An
       section: as of `optimizer_config`, or of an older config, without subsections.
     """
     fields = {field: value for field, value in section.items() if not isinstance(value, (dict, ConfigDict))}
-    for field, value in section.get(fields["name"], {}).items():
+    for field, value in section.get(f"for_{fields['name']}", {}).items():
         if fields.get(field) is None:
             fields[field] = value
     return fields

@@ -178,7 +178,7 @@ def make_optimizer(
     report = decay_report(params, no_decay)
     factors = _rate_factors(shapes, layer_decay, head_only, rate_factors, frozen_layers)
     learning = {path for path, factor in factors.items() if np.any(factor)}
-    report = _of_learning(report, learning)
+    report = _of_learning(report, factors)
     axes = by_path(params, stack_axes)
     parameters = Parameters(
         decayed=by_path(params, report.decayed.__contains__),
@@ -228,10 +228,17 @@ def _rate_factors(
     return factors
 
 
-def _of_learning(report: DecayReport, learning: set[str]) -> DecayReport:
+def _of_learning(report: DecayReport, factors: Factors) -> DecayReport:
     """The same, where what does not learn does not decay."""
-    excluded = {path: shape for path, shape in report.decayed.items() if path not in learning} | report.excluded
-    return DecayReport({path: shape for path, shape in report.decayed.items() if path in learning}, excluded)
+    shapes = {**report.decayed, **report.excluded}
+    frozen = {
+        path: (int(np.sum(np.equal(factor, 0))), *shapes[path][1:]) if np.any(factor) else shapes[path]
+        for path, factor in factors.items()
+        if not np.all(factor)
+    }
+    decayed = {path: shape for path, shape in report.decayed.items() if np.any(factors[path])}
+    excluded = {path: shape for path, shape in shapes.items() if path not in decayed}
+    return DecayReport(decayed, excluded, frozen)
 
 
 def _frozen_within(params: Any, factors: Factors) -> list[optax.GradientTransformation]:
@@ -282,8 +289,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
         if name in _NOT_NEGATIVE and not value >= 0.0:
             raise ValueError(f"{name} is {value}, must be at least 0")
         if name in _POSITIVE and not value > 0.0:
-            raise ValueError(
-                f"{name} is {value}, must be above 0{', or None for no clipping' if 'clip_' in name else ''}"
-            )
+            off = ", or None for no clipping" if name in _CLIPS else ""
+            raise ValueError(f"{name} is {value}, must be above 0{off}")
         if name in _AT_LEAST_1 and not value >= 1:
             raise ValueError(f"{name} is {value}, must be at least 1")

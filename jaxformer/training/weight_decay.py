@@ -23,21 +23,26 @@ DECAY_MULTIPLIERS = ("rate", "schedule")
 
 
 class DecayReport(NamedTuple):
-    """Which parameters weight decay touches.
+    """Which parameters weight decay touches, and which nothing does.
 
     Attributes:
       decayed: path of each decayed parameter, with its shape.
       excluded: path of each parameter left alone, with its shape.
+      frozen: path of each parameter that does not learn, with the shape of what does not: of some layers of a stack,
+        theirs.
     """
 
     decayed: dict[str, tuple[int, ...]]
     excluded: dict[str, tuple[int, ...]]
+    frozen: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
 
     def summary(self) -> str:
-        """Returns a text of one line for the decayed and one for the excluded parameters."""
+        """Returns a line for the decayed parameters, one for the excluded, and one for the frozen if there are any."""
+        groups = [("weight decay", self.decayed), ("no weight decay", self.excluded)]
+        groups += [("frozen", self.frozen)] if self.frozen else []
         return "\n".join(
             f"{title} ({sum(map(math.prod, shapes.values())):,} parameters): {', '.join(shapes) or 'none'}"
-            for title, shapes in (("weight decay", self.decayed), ("no weight decay", self.excluded))
+            for title, shapes in groups
         )
 
 
