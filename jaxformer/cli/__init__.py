@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import convert, cost, embed, evaluate, generate, predict, show, sweep, tokenizer, train, view
+from jaxformer.cli import convert, cost, embed, evaluate, generate, plot, predict, show, sweep, tokenizer, train, view
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "view": view,
     "convert": convert,
     "cost": cost,
+    "plot": plot,
     "tokenizer": tokenizer,
     "list": show,
 }
