@@ -57,8 +57,8 @@ def noise_scale_of_batches(
 
         |G|² = (B |g_B|² - b |g_b|²) / (B - b),    tr Σ = (|g_b|² - |g_B|²) / (1/b - 1/B)
 
-    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162, appendix A.1, equations
-    A.2 and A.3. Their ratio is biased, so give the squares of many batches: means come before the ratio. Data-parallel
+    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162, appendix A.1. Their ratio,
+    the paper's B_simple, is biased, so give the squares of many batches: means come before the ratio. Data-parallel
     training has both for nothing: the devices' gradients before their mean, and the mean.
 
     Args:
@@ -85,7 +85,7 @@ def noise_scale_of_examples(loss: ExampleLoss, params: Any, examples: Any) -> No
     """The gradient noise scale from the gradients of single examples, drawn independently.
 
     tr Σ = sum over i of |g_i - mean|² / (n - 1), and |G|² = |mean|² - tr Σ / n (McCandlish et al. 2018,
-    arXiv:1812.06162, equation 2.9 for their ratio). The gradients are taken one after another, twice: memory for two
+    arXiv:1812.06162, whose B_simple is their ratio). The gradients are taken one after another, twice: memory for two
     of them is enough.
 
     Args:

@@ -1,4 +1,7 @@
-"""Newton and Gauss–Newton steps with whole matrices, for small problems, and what they would cost for large ones."""
+"""Newton and Gauss–Newton steps with whole matrices, for small problems, and what they would cost for large ones.
+
+Every call compiles its step anew: these are demonstrations, not optimizers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -47,11 +47,11 @@ def test_the_expected_variance_is_that_over_all_minibatches(size, replacement):
 
 
 def test_drawn_minibatches_are_unbiased_with_the_expected_variance():
-    found = minibatch_statistics(loss, PARAMS, EXAMPLES, (1, 3, 7), num_draws=1000)
-    wanted = [expected_variance(trace_of(example_gradients()), size, 7) for size in (1, 3, 7)]
+    found = minibatch_statistics(loss, PARAMS, EXAMPLES, (2, 7), num_draws=500)
+    wanted = [expected_variance(trace_of(example_gradients()), size, 7) for size in (2, 7)]
     np.testing.assert_allclose(found.expected_variance, wanted, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found.variance, wanted, rtol=0.15, atol=1e-6)
-    assert np.all(np.asarray(found.bias) <= 3 * np.sqrt(np.asarray(wanted) / 1000) + 1e-6)
+    np.testing.assert_allclose(found.variance, wanted, rtol=0.2, atol=1e-6)
+    assert np.all(np.asarray(found.bias) <= 3 * np.sqrt(np.asarray(wanted) / 500) + 1e-6)
 
 
 def test_the_noise_scale_of_examples_is_that_of_their_gradients():
