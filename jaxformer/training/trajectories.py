@@ -109,9 +109,10 @@ def trajectories_over(
 ) -> Float[Array, "values points 2"]:
     """Paths for several values of one number, in one compiled program: how a decay rate changes what Adam does.
 
-    With ``field="b2"`` for "rmsprop" or "adam": near 0 every step has the length of the rate and the path rattles about
-    the minimum; near 1 the second moment is an average over 1 / (1 - b2) steps, which remembers the steep start, so
-    that later steps are short. With ``field="b1"`` for "adam": the larger, the longer a path overshoots.
+    ``field="b2"``: at 0 every step of "rmsprop" has the rate's length along each axis, and the path rattles about the
+    minimum. The nearer to 1, the longer its first steps, 1 / sqrt(1 - b2) rates, since its average begins at 0, and the
+    longer it remembers how steep the start was. "adam" corrects for the beginning: its first step is one rate.
+    ``field="b1"`` for "adam": the larger, the further the path overshoots.
 
     Args:
       surface: a ``Surface``, or a key of ``SURFACES``.
