@@ -173,10 +173,35 @@ def introduce(progress: Progress, config: ConfigDict, mesh: Mesh, data: Any, par
         progress.say(f"evaluation: of the average of the parameters, with decay {config.train.average_decay}")
 
 
+def check_full_batch(config: ConfigDict, data: Any) -> None:
+    """Refuses gradient descent on a part of the data: its batch is all rows, which each epoch is a permutation of.
+
+    Raises:
+      ConfigError: the batch has another size, or there is no number of rows.
+    """
+    if config.optimizer.name != "gradient_descent":
+        return
+    if not hasattr(data.train_rows, "__len__"):
+        raise ConfigError(
+            "config.optimizer.name is 'gradient_descent', must be 'sgd' for training data without a number of rows"
+        )
+    rows = len(data.train_rows)
+    if config.train.batch_size != rows:
+        raise ConfigError(
+            f"config.train.batch_size is {config.train.batch_size}, must be {rows}, all rows of the training data, for "
+            "gradient_descent (train.accumulation_steps cuts it into parts), or config.optimizer.name must be 'sgd'"
+        )
+
+
 def training_batches(config: ConfigDict, data: Any, mesh: Mesh) -> Any:
-    """The iterator over this process's part of every batch."""
+    """The iterator over this process's part of every batch.
+
+    Raises:
+      ConfigError: gradient descent on a part of the data.
+    """
     from jaxformer.data import train_batches
 
+    check_full_batch(config, data)
     index, count = data_shard(mesh)
     return train_batches(
         data.train_rows,

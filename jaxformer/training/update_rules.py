@@ -42,8 +42,8 @@ class Parameters:
 def gradient_descent(parameters: Parameters, *, weight_decay: Number = 0.0) -> Links:
     """Gradient descent on the whole training set: direction = g + weight_decay p, as of sgd.
 
-    Whole is what a step is given: ``train.batch_size`` rows, as many as the training data have, of which
-    ``train.accumulation_steps`` parts are held at a time; each epoch is then one step. Nothing here can check it.
+    The update knows no data: a run sees to it that ``train.batch_size`` is all rows of the training data, of which
+    ``train.accumulation_steps`` parts are computed in turn; each epoch is then one step.
     """
     return sgd(parameters, weight_decay=weight_decay)
 
