@@ -33,8 +33,8 @@ from jaxformer.training.startup import sole_writer
 from jaxformer.training.step_log import NonFiniteError
 from jaxformer.training.sweep_groups import make_groups
 from jaxformer.training.sweep_loop import train_together
-from jaxformer.training.sweep_members import Member, make_member
-from jaxformer.training.sweep_parts import check_randomness
+from jaxformer.training.sweep_members import Member, check_run, make_member
+from jaxformer.training.sweep_parts import check_mesh, check_randomness
 from jaxformer.training.sweep_plot import draw_sweep
 from jaxformer.training.sweep_record import SweepDirectory, SweepRecord, read_record
 from jaxformer.training.sweep_spec import SweepRun, plan_runs
@@ -78,6 +78,10 @@ def run_sweep(
     ):
         earlier = read_record(directory).runs if directory.record.exists() else {}
         record = SweepRecord(base, sweep, separate, max_together, earlier)
+        for run in runs:
+            check_run(run, directory.path / "runs")
+            if not separate:
+                check_mesh(run.given.config)
         record.write(directory)
         progress.say(f"sweep: {len(runs)} runs in {len(groups)} groups")
         trainer = _Trainer(directory, record, progress, interruption)

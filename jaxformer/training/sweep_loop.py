@@ -21,7 +21,7 @@ from jaxformer.training.state import TrainState
 from jaxformer.training.sweep_groups import traced_paths
 from jaxformer.training.sweep_log import SweepLog
 from jaxformer.training.sweep_members import Member
-from jaxformer.training.sweep_parts import TogetherParts, check_mesh, make_together
+from jaxformer.training.sweep_parts import TogetherParts, make_together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,6 @@ def train_together(members: Sequence[Member], data: Any, progress: Progress, int
       TrainingInterrupted: (a KeyboardInterrupt) a signal came; everything is saved.
     """
     config, start = members[0].config, members[0].step
-    check_mesh(config)
     mesh = make_mesh(**config.mesh)
     parts = make_parts(config, mesh)
     for member in members:  # what is traced cannot be checked
@@ -78,7 +77,8 @@ def _numbers(members: Sequence[Member]) -> tuple[str, ...]:
 
 
 def _at(member: Member, path: str) -> float:
-    return float(next(field.value for field in flatten(member.config) if field.path == path))
+    value: Any = next(field.value for field in flatten(member.config) if field.path == path)
+    return float(value)
 
 
 def _begin(group: _Group, progress: Progress) -> TrainState:

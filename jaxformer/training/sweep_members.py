@@ -111,17 +111,26 @@ class Member:
         return self._checkpoints
 
 
+def check_run(run: SweepRun, folder: Path) -> None:
+    """Refuses a run before anything is loaded, a finished one too.
+
+    Raises:
+      ConfigError: the config cannot be used, or the run began with another.
+    """
+    directory = RunDirectory(folder / run.name)
+    earlier = earlier_run(directory)
+    check_config(run.given.config, earlier[0].config if earlier else None, directory.path)
+
+
 def make_member(run: SweepRun, folder: Path, stack: contextlib.ExitStack) -> Member:
     """Makes or finds a run's directory and holds it for the time of a stack of contexts.
 
     Raises:
-      ConfigError: the config cannot be used, or the run began with another.
       RunDirectoryError: the folder cannot be written, or another process writes to it.
     """
     directory = RunDirectory(folder / run.name)
     stack.enter_context(sole_writer(directory))
     earlier = earlier_run(directory)
-    check_config(run.given.config, earlier[0].config if earlier else None, directory.path)
     started = start_values(run.given.config, earlier[1] if earlier else None)
     begun = resolve(run.given.config, started)
     return Member(run, directory, begun, earlier[1] if earlier else None, begun)
