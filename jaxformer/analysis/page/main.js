@@ -55,6 +55,7 @@ function showPart(place) {
 // Sliders over what is more than one screen, and a line on what the page does not hold.
 function makeWindows() {
   const made = [];
+  const tellers = [];
   for (const [axis, name] of [["rows", "firstRow"], ["columns", "firstColumn"]]) {
     const { first, end } = bounds(axis);
     if (end - first <= PAGE) continue;
@@ -63,16 +64,15 @@ function makeWindows() {
     const say = () => (told.textContent = `${map()[name] + bounds(axis).begin} to ${map()[name] + bounds(axis).stop - 1}`);
     slider.addEventListener("input", () => {
       moveWindow(name, Number(slider.value));
-      document.querySelectorAll("#windows label").forEach((label) => label.say());
+      tellers.forEach((teller) => teller());
     });
-    const label = element("label", {}, axis === "rows" ? "From" : "To", slider, told);
-    label.say = say;
     say();
-    made.push(label);
+    tellers.push(say);
+    made.push(element("label", {}, axis === "rows" ? "From" : "To", slider, told));
   }
   const { rows, columns, totalRows, totalColumns, firstRow, firstColumn } = map();
   if (rows.length < totalRows || columns.length < totalColumns) {
-    made.push(element("label", {}, `The page holds rows ${firstRow} to ${firstRow + rows.length - 1} of ${totalRows}, columns ${firstColumn} to ${firstColumn + columns.length - 1} of ${totalColumns}.`));
+    made.push(element("span", {}, `The page holds rows ${firstRow} to ${firstRow + rows.length - 1} of ${totalRows}, columns ${firstColumn} to ${firstColumn + columns.length - 1} of ${totalColumns}.`));
   }
   get("windows").replaceChildren(...made);
 }

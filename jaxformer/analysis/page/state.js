@@ -81,8 +81,8 @@ function tellPair(readout, row, column) {
 function tellRow(readout, row) {
   const weights = meanWeights(map(), state.layer, state.heads, row, null);
   readout.append(quoted(map().rows[row]), " looks at  ");
-  list(readout, weights, map().columns, "nothing");
   const hidden = map().totalColumns - map().columns.length;
+  list(readout, weights, map().columns, hidden > 0 ? "nothing that the page holds" : "nothing");
   const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
   if (hidden > 0 && !map().scales && rest > 0.002 && weights.some((weight) => weight > 0)) {
     readout.append(element("i", {}, `and ${rest.toFixed(3)} at ${hidden} tokens that the page doesn't hold`));
