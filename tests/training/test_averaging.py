@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
 from jaxformer.training.averaging import average_dtype, start_average, update_average
 from jaxformer.training.checkpoint_reading import CheckpointError, restore_model, stored_tree
@@ -17,6 +19,8 @@ from jaxformer.training.finished import evaluate_run, load_run, read_run
 from jaxformer.training.loop import train_and_evaluate
 from jaxformer.training.objectives import ObjectiveOutput
 from jaxformer.training.optimizers import scale_by_rate
+from jaxformer.training.sharding import make_mesh
+from jaxformer.training.starting import take_parameters
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import make_train_step
 
@@ -100,6 +104,26 @@ def test_checkpoints_hold_the_average_beside_the_parameters(tmp_path):
         "w": (3.0, jnp.float32),
         "v": (4.0, jnp.bfloat16),
     }
+
+
+def test_a_start_s_average_is_what_is_started_from_and_the_new_average_begins_there(tmp_path):
+    params = {"w": jnp.full(3, 2.0), "v": jnp.full((2, 5), 3.0, jnp.bfloat16)}
+    state = make_state(params)
+    state = state.replace(average=update_average(state.average, jax.tree.map(lambda leaf: leaf + 1, params), 0.9))
+    with Checkpoints(tmp_path / "checkpoints", keep_latest=1, keep_best=0) as checkpoints:
+        checkpoints.save(1, state, make_iterator(), {"loss": None})
+    config = ConfigDict({"start": {"workdir": str(tmp_path), "step": "latest"}})
+    drawn = jax.device_put(
+        make_state(jax.tree.map(jnp.zeros_like, params)), NamedSharding(make_mesh(), PartitionSpec())
+    )
+    said = []
+    taken = take_parameters(config, drawn, said.append)
+    assert said == [f"start: 2 arrays of {tmp_path}, step 1"]
+    expected = {"w": np.full(3, 3.0), "v": np.full((2, 5), 4.0)}
+    jax.tree.map(np.testing.assert_array_equal, (taken.params, taken.average.params), (expected, expected))
+    assert (taken.params["v"].dtype, taken.average.params["v"].dtype) == (jnp.bfloat16, jnp.float32)
+    assert int(taken.average.updates) == 0
+    assert taken.average.params["w"] is not taken.params["w"], "the state is donated"
 
 
 def mean_of_saved(directory, decay, steps):

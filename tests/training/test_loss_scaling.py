@@ -68,7 +68,7 @@ class Classifier(nn.Module):
         return SimpleNamespace(logits=nn.Dense(13)(hidden), aux=aux)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_powers_of_two_change_no_bit_in_float32(accumulation_steps):
     model, optimizer, batch = Classifier(), optax.sgd(1.0), make_batch()
 
