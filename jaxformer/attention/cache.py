@@ -128,6 +128,18 @@ def dense_step(
     Raises:
       ValueError: shapes or dtypes that do not fit each other or the cache, more tokens than slots, or, where the
         cache is not traced, than free slots.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import dense_step, init_cache
+        >>> query = key = jnp.zeros((1, 3, 1, 2))  # all keys alike: outputs are means of what is seen
+        >>> value = jnp.array([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> cache = init_cache(batch_size=1, max_length=3, num_kv_heads=1, head_dim=2, value_dim=1)
+        >>> for token in range(3):
+        ...     now = slice(token, token + 1)
+        ...     output, cache = dense_step(cache, query[:, now], key[:, now], value[:, now])
+        >>> output.ravel().tolist()
+        [3.0]
     """
     query, key = check_query_key(query, key)
     value = check_value(value, key)

@@ -78,6 +78,14 @@ def dense_attention(
     Raises:
       ValueError: shapes or dtypes that do not fit; T > S where positions matter and are not given; an unknown
         implementation, or one that does not support the case; a dropout_rate or block_size out of range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import dense_attention
+        >>> query = key = jnp.zeros((1, 3, 1, 2))  # all keys alike: outputs are means of what is seen
+        >>> value = jnp.array([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> dense_attention(query, key, value, causal=True).ravel().tolist()
+        [0.0, 1.5, 3.0]
     """
     query, key = check_query_key(query, key)
     value = check_value(value, key)

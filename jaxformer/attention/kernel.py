@@ -78,6 +78,13 @@ def kernel_attention(
     Raises:
       ValueError: shapes or dtypes that do not fit, causal with T > S, leave_one_out with T != S, an unknown kernel, or
         a width below 1e-10.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import kernel_attention
+        >>> x = jnp.array([0.0, 1.0, 2.0, 9.0]).reshape(1, 4, 1, 1)
+        >>> kernel_attention(x, x, 2 * x, kernel="boxcar", width=1.5).ravel().tolist()  # means within 1.5
+        [1.0, 2.0, 3.0, 18.0]
     """
     query, key = check_query_key(query, key)
     value = check_value(value, key)

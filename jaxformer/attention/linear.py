@@ -68,6 +68,14 @@ def linear_attention(
     Raises:
       ValueError: shapes or dtypes that do not fit; causal with T > S; segments with T != S that are not causal; an
         unknown feature map or form.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import linear_attention
+        >>> query = key = jnp.zeros((1, 3, 1, 2))  # all keys alike: outputs are means of what is seen
+        >>> value = jnp.array([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> linear_attention(query, key, value, causal=True).ravel().tolist()
+        [0.0, 1.5, 3.0]
     """
     query, key = check_query_key(query, key)
     value = check_value(value, key)

@@ -68,6 +68,15 @@ def linformer_attention(
 
     Raises:
       ValueError: causal is True; shapes or dtypes that do not fit; more keys than max_length; different ranks.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import linformer_attention
+        >>> query = key = jnp.zeros((1, 3, 1, 2))  # all keys alike: outputs are means of what is seen
+        >>> value = jnp.array([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> halves = jnp.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])  # two slots
+        >>> linformer_attention(query, key, value, key_projection=halves)[0, 0].ravel().tolist()
+        [3.75]
     """
     query, key = check_query_key(query, key)
     value = check_value(value, key)

@@ -49,6 +49,14 @@ def local_attention(
 
     Raises:
       ValueError: shapes or dtypes that do not fit, queries that are not the keys' tokens, or a negative window.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import local_attention
+        >>> query = key = jnp.zeros((1, 3, 1, 2))  # all keys alike: outputs are means of what is seen
+        >>> value = jnp.array([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> local_attention(query, key, value, window=1, causal=True).ravel().tolist()
+        [0.0, 1.5, 4.5]
     """
     return sparse_attention(
         query,

@@ -54,6 +54,11 @@ def local(window: Window) -> Pattern:
 
     Raises:
       ValueError: a negative window.
+
+    Examples:
+        >>> from jaxformer.attention.patterns import local
+        >>> local(1).mask(3).astype(int).tolist()
+        [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     """
     return Band(*_two_sides(window))
 
@@ -69,6 +74,11 @@ def dilated(window: Window, dilation: int) -> Pattern:
 
     Raises:
       ValueError: a negative window or a dilation below 1.
+
+    Examples:
+        >>> from jaxformer.attention.patterns import dilated
+        >>> dilated(1, 2).mask(4)[3].tolist()
+        [False, True, False, True]
     """
     return Band(*_two_sides(window), _at_least(1, dilation, "dilation"))
 
@@ -82,6 +92,11 @@ def strided(stride: int) -> Pattern:
 
     Args:
       stride: in tokens, at least 1.
+
+    Examples:
+        >>> from jaxformer.attention.patterns import causal, strided
+        >>> (strided(3) & causal()).mask(7)[6].tolist()
+        [True, False, False, True, True, True, True]
     """
     row, column = strided_parts(stride)
     return row | column
@@ -107,6 +122,11 @@ def fixed(stride: int, num_summary: int, *, offset: int = 0) -> Pattern:
 
     Raises:
       ValueError: a number out of range, offset + num_summary above stride included.
+
+    Examples:
+        >>> from jaxformer.attention.patterns import causal, fixed
+        >>> (fixed(3, 1) & causal()).mask(8)[7].tolist()
+        [False, False, True, False, False, True, True, True]
     """
     own, summary = fixed_parts(stride, num_summary, offset=offset)
     return own | summary
@@ -155,6 +175,11 @@ def global_tokens(indices: Sequence[int], *, columns: bool = True, rows: bool = 
 
     Raises:
       ValueError: negative or repeated indices, or neither columns nor rows.
+
+    Examples:
+        >>> from jaxformer.attention.patterns import global_tokens
+        >>> global_tokens((0,)).mask(3).astype(int).tolist()
+        [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
     """
     indices = _different(indices, "indices")
     if not (columns or rows):

@@ -45,6 +45,12 @@ def sinkhorn(
 
     Raises:
       ValueError: scores that are not floating and square, a mask that does not fit, or a number out of range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import sinkhorn
+        >>> sinkhorn(jnp.array([[0.0, -jnp.inf], [0.0, 0.0]]), 50).round(1).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     scores = as_array(scores, "scores")
     if not jnp.issubdtype(scores.dtype, jnp.floating) or scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:

@@ -77,6 +77,14 @@ def sparse_attention(
     Raises:
       ValueError: shapes or dtypes that do not fit; queries that are not the keys' tokens; patterns that do not divide
         the heads; global_mask without num_global or, where its values are known, with more tokens than that.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.attention import patterns, sparse_attention
+        >>> query = key = jnp.zeros((1, 3, 1, 2))  # all keys alike: outputs are means of what is seen
+        >>> value = jnp.array([0.0, 3.0, 6.0]).reshape(1, 3, 1, 1)
+        >>> sparse_attention(query, key, value, pattern=patterns.blocks(2)).ravel().tolist()
+        [1.5, 1.5, 6.0]
     """
     query, key = check_queries(query, key, scale)
     value = check_value(value, key)

@@ -48,6 +48,12 @@ def route_tokens(logits: ArrayLike, *, experts_per_token: int = 1, key_mask: Arr
 
     Raises:
       ValueError: logits that are not floating [B, T, E], a mask of another shape, or experts_per_token out of range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import route_tokens
+        >>> route_tokens(jnp.array([[[0.0, 2.0], [1.0, 0.0]]])).experts.tolist()
+        [[[1], [0]]]
     """
     logits = as_floating(logits, "logits")
     if logits.ndim != 3:
@@ -101,6 +107,11 @@ def expert_capacities(
 
     Returns:
       int32 [T + 1]: entry n is for a row of n real tokens.
+
+    Examples:
+        >>> from jaxformer.functional import expert_capacities
+        >>> expert_capacities(4, num_experts=2, experts_per_token=1, capacity_factor=1.0).tolist()
+        [0, 1, 1, 2, 2]
     """
     real = np.arange(length + 1)
     # Rounded first: 1.1 * 10 must be 11, not 12.

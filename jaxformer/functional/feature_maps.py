@@ -22,6 +22,12 @@ def elu_features(inputs: ArrayLike) -> Float[Array, "..."]:
 
     Returns:
       The same shape and dtype.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import elu_features
+        >>> elu_features(jnp.array([0.0, 2.0])).tolist()
+        [1.0, 3.0]
     """
     inputs = as_floating(inputs, "inputs", 0)
     positive = inputs > 0

@@ -136,6 +136,13 @@ def halting_weights(
 
     Raises:
       ValueError: probabilities without steps or not floating, or a threshold out of range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import halting_weights
+        >>> halting = halting_weights(jnp.array([0.25, 0.25, 0.75]))
+        >>> halting.weights.tolist(), int(halting.num_steps), float(halting.remainder)
+        ([0.25, 0.25, 0.5], 3, 0.5)
     """
     probabilities = as_floating(probabilities, "probabilities")
     _check(len(probabilities), threshold, "weighted")

@@ -59,6 +59,13 @@ def cross_entropy(
 
     Raises:
       ValueError: shapes or dtypes that do not fit, or a number outside its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import cross_entropy, mean_loss
+        >>> sums = cross_entropy(jnp.zeros((1, 3, 4)), jnp.array([[2, 0, -100]]))  # the last is not supervised
+        >>> round(float(mean_loss(sums.loss_sum, sums.weight_sum)), 4)  # log(4)
+        1.3863
     """
     logits, labels = as_floating(logits, "logits"), as_integers(labels, "labels")
     _check_options(label_smoothing, z_loss, vocab_size, logits.shape[-1])

@@ -45,6 +45,12 @@ def mask_from_lengths(lengths: ArrayLike, max_length: int) -> Bool[Array, "..."]
 
     Raises:
       ValueError: lengths are not integers, or max_length is negative.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import mask_from_lengths
+        >>> mask_from_lengths(jnp.array([2, 0]), 3).tolist()
+        [[True, True, False], [False, False, False]]
     """
     lengths = as_integers(lengths, "lengths")
     if max_length < 0:
@@ -65,6 +71,13 @@ def causal_mask(query_positions: ArrayLike, key_positions: ArrayLike) -> Bool[Ar
 
     Raises:
       ValueError: not integers, not of rank 2, or batch sizes that differ (neither being 1).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import causal_mask
+        >>> keys = jnp.arange(4)[None]
+        >>> causal_mask(keys[:, 2:], keys)[0, 0].tolist()  # the last two of four
+        [[True, True, True, False], [True, True, True, True]]
     """
     queries, keys = token_pairs(query_positions, key_positions, "positions")
     return _causal(queries, keys)
@@ -84,6 +97,13 @@ def segment_mask(query_segments: ArrayLike, key_segments: ArrayLike) -> Bool[Arr
 
     Raises:
       ValueError: not integers, not of rank 2, or batch sizes that differ (neither being 1).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import segment_mask
+        >>> documents = jnp.array([[1, 1, 2]])
+        >>> segment_mask(documents, documents)[0, 0].tolist()
+        [[True, True, False], [True, True, False], [False, False, True]]
     """
     queries, keys = token_pairs(query_segments, key_segments, "segments")
     return _same(queries, keys)
@@ -118,6 +138,12 @@ def combine_masks(*masks: ArrayLike | None) -> Bool[Array, "..."] | None:
 
     Raises:
       ValueError: the shapes do not broadcast (all are named), or a mask is floating.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import combine_masks
+        >>> combine_masks(jnp.array([True, True]), None, jnp.array([0, 1])).tolist()
+        [False, True]
     """
     present = [as_mask(mask) for mask in masks if mask is not None]
     if not present:

@@ -23,6 +23,13 @@ def pool_tokens(hidden: ArrayLike, mask: ArrayLike | None = None, *, pooling: st
 
     Raises:
       ValueError: an unknown pooling, or shapes that do not fit.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import pool_tokens
+        >>> hidden = jnp.array([[[1.0], [3.0], [100.0]]])
+        >>> pool_tokens(hidden, jnp.array([[1, 1, 0]]), pooling="mean").tolist()
+        [[2.0]]
     """
     hidden = as_floating(hidden, "hidden")
     if hidden.ndim != 3 or not hidden.shape[1]:

@@ -36,6 +36,12 @@ def sinusoidal_positions(
 
     Raises:
       ValueError: embed_dim below 1, or positions in a floating type of fewer than 32 bits.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import sinusoidal_positions
+        >>> sinusoidal_positions(jnp.array([0, 1]), 4).round(3).tolist()[0]
+        [0.0, 1.0, 0.0, 1.0]
     """
     if embed_dim < 1:
         raise ValueError(f"embed_dim is {embed_dim}; it must be at least 1.")
@@ -92,6 +98,11 @@ def alibi_slopes(num_heads: int) -> Float[Array, "N"]:
 
     Raises:
       ValueError: num_heads below 1.
+
+    Examples:
+        >>> from jaxformer.functional import alibi_slopes
+        >>> alibi_slopes(4).tolist()
+        [0.25, 0.0625, 0.015625, 0.00390625]
     """
     if num_heads < 1:
         raise ValueError(f"num_heads is {num_heads}; it must be at least 1.")
@@ -119,6 +130,12 @@ def relative_position_bucket(
 
     Raises:
       ValueError: relative_position is not integer, or num_buckets or max_distance is too small.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import relative_position_bucket
+        >>> relative_position_bucket(jnp.array([-200, -3, -1, 0, 1]), bidirectional=False).tolist()
+        [31, 3, 1, 0, 0]
     """
     relative_position = as_integers(relative_position, "relative_position")
     _check_buckets(bidirectional, num_buckets, max_distance)

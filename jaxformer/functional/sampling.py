@@ -46,6 +46,12 @@ def sample_logits(
 
     Raises:
       ValueError: an argument out of its range, or at a temperature above 0 no rng, or other than 1 or B typed keys.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import sample_logits
+        >>> sample_logits(None, jnp.array([[1.0, 3.0, 2.0]]), temperature=0.0).tolist()
+        [1]
     """
     fixed_temperature = 1.0 if isinstance(temperature, jax.Array) else temperature
     check_sampling(temperature=fixed_temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -79,6 +85,12 @@ def top_k_filter(logits: ArrayLike, top_k: int) -> Float[Array, "... V"]:
 
     Raises:
       ValueError: top_k is not an integer of at least 1.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import top_k_filter
+        >>> top_k_filter(jnp.array([1.0, 3.0, 2.0]), 2).tolist()
+        [-inf, 3.0, 2.0]
     """
     check_sampling(top_k=top_k)
     logits = as_floating(logits, "logits")
@@ -104,6 +116,12 @@ def top_p_filter(logits: ArrayLike, top_p: float) -> Float[Array, "... V"]:
 
     Raises:
       ValueError: top_p outside (0, 1].
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import top_p_filter
+        >>> top_p_filter(jnp.log(jnp.array([0.125, 0.5, 0.375])), 0.75).tolist()[0]
+        -inf
     """
     check_sampling(top_p=top_p)
     logits = as_floating(logits, "logits")

@@ -28,6 +28,12 @@ def masked_softmax(logits: ArrayLike, mask: ArrayLike | None = None, axis: int =
 
     Raises:
       ValueError: logits are not floating or have no axis, or the mask does not broadcast to their shape.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer.functional import masked_softmax
+        >>> masked_softmax(jnp.zeros((2, 2)), jnp.array([[True, True], [False, False]])).tolist()
+        [[0.5, 0.5], [0.0, 0.0]]
     """
     logits = as_floating(logits, "logits")
     scores = logits.astype(compute_dtype(logits.dtype))

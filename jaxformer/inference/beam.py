@@ -78,6 +78,16 @@ def beam_search(
 
     Raises:
       ValueError: as ``generate`` does, or a number of beams or a penalty out of its range.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxformer.inference import beam_search
+        >>> from jaxformer.models import gpt
+        >>> model = gpt(vocab_size=7, num_layers=1, embed_dim=8, num_heads=2, max_length=16)
+        >>> params = model.init(jax.random.key(0), jnp.array([[1, 2]]))["params"]
+        >>> best = beam_search(model, params, [[1, 2]], max_new_tokens=3, eos_id=0, num_beams=2, num_return=2)
+        >>> best.tokens.shape, bool(best.scores[0, 0] >= best.scores[0, 1])
+        ((1, 2, 3), True)
     """
     max_new_tokens = check_count(max_new_tokens, "max_new_tokens")
     num_beams, num_return = check_count(num_beams, "num_beams"), check_count(num_return, "num_return")

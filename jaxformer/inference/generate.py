@@ -71,6 +71,15 @@ def generate(
     Raises:
       ValueError: an empty prompt, ids out of range, more tokens than the model has positions, a number out of its
         range, no rng at a temperature above 0, or a model that can't decode.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxformer.inference import generate
+        >>> from jaxformer.models import gpt
+        >>> model = gpt(vocab_size=7, num_layers=1, embed_dim=8, num_heads=2, max_length=16)
+        >>> params = model.init(jax.random.key(0), jnp.array([[1, 2]]))["params"]
+        >>> generate(model, params, [[1, 2, 3], [4]], max_new_tokens=5).shape
+        (2, 5)
     """
     request = _request(
         model,

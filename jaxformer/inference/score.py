@@ -59,6 +59,16 @@ def score(
     Raises:
       ValueError: an empty prompt or continuation, ids out of range, numbers of rows that differ, or more tokens than
         the model has positions.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxformer.inference import score
+        >>> from jaxformer.models import gpt
+        >>> model = gpt(vocab_size=7, num_layers=1, embed_dim=8, num_heads=2, max_length=16)
+        >>> params = model.init(jax.random.key(0), jnp.array([[1, 2]]))["params"]
+        >>> scores = score(model, params, [[1, 2]], [[3, 4, 5]])
+        >>> scores.lengths.tolist(), bool((scores.log_probs < 0).all())
+        ([3], True)
     """
     size = checked_vocabulary(model, vocab_size)
     before = check_rows(prompts, "prompts", model.config.vocab_size)
