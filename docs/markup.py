@@ -3,15 +3,15 @@
 import html
 import re
 
+import attention_tables
 import pictures
 import reference
-import tables
 
 BLOCKS = {
     "picture": pictures.picture,
-    "facts": tables.facts,
-    "cost": tables.costs,
-    "catalogue": tables.catalogue,
+    "facts": attention_tables.facts,
+    "cost": attention_tables.costs,
+    "catalogue": attention_tables.catalogue,
     "names": reference.names_table,
 }
 

@@ -4,12 +4,12 @@ import importlib
 import pathlib
 import re
 
+import attention_tables
 import markup
 import numpy as np
 import pictures
 import pytest
 import reference
-import tables
 
 from jaxformer.analysis import attention_cost
 from jaxformer.attention import ATTENTION, PATTERNS, dense_attention_weights, patterns
@@ -63,12 +63,12 @@ def test_every_package_and_every_command_has_a_page():
 
 @pytest.mark.parametrize("name", [*ATTENTION, *PATTERNS])
 def test_every_attention_has_a_section(name):
-    page = (DOCS / "attention" / f"{tables.PAGES[name]}.md").read_text()
+    page = (DOCS / "attention" / f"{attention_tables.PAGES[name]}.md").read_text()
     section = page.partition(f"\n## `{name}`\n")[2].partition("\n## ")[0]
     assert f"<!-- picture: {name} -->" in section
     assert f"<!-- facts: {name} -->" in section
     costs = re.search(r"^<!-- cost: (.*) -->$", page, re.MULTILINE)[1].split(", ")
-    assert name in (*costs, *tables.NO_ENTRY)
+    assert name in (*costs, *attention_tables.NO_ENTRY)
     if name in ATTENTION:
         assert all(word in section for word in ("**When", "ecoding"))
         assert re.search("[Ll]eaks", page)
@@ -113,13 +113,13 @@ def test_shades_are_runs_of_equal_cells():
 
 
 def test_the_table_of_costs_has_the_formulas_figures():
-    row = tables.cost_row("performer")
+    row = attention_tables.cost_row("performer")
     cost = attention_cost("performer", 1, 16384, 8, 64, causal=True, dtype="bfloat16", num_features=256)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[0] == "`performer` num_features 256"
     assert cells[3] == f"{cost.forward.total / 1e9:.3g} G"
     assert cells[-1] == f"{cost.cache_bytes / 1024:.3g} KiB"
-    assert tables.cost_row("clustered").endswith("| can't |  |")
+    assert attention_tables.cost_row("clustered").endswith("| can't |  |")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_the_table_of_costs_has_the_formulas_figures():
      (1536, "B", "1.5 KiB"), (1010 * 1024, "B", "1,010 KiB"), (17, "B", "17 B")],
 )  # fmt: skip
 def test_numbers_are_short(value, unit, text):
-    assert tables.number(value, unit) == text
+    assert attention_tables.number(value, unit) == text
 
 
 def test_names_in_prose_become_links_and_code_stays():
