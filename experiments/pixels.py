@@ -140,9 +140,12 @@ def model_config(name: str, attention: str) -> ConfigDict:
     model.mlp_dim = optional(int)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens; None = those of a picture
     model.positions = "learned"  # learned, sinusoidal, rotary, alibi, relative, axial, none
-    model.norm = "layer"  # layer, rms
-    model.norm_placement = "pre"  # pre, post
+    model.norm = "layer"  # layer, rms, batch, none
+    model.norm_placement = "pre"  # pre, post, none
     model.norm_epsilon = 1e-5
+    model.norm_momentum = optional(float)  # of batch norm: share of its averages that a step keeps; None = 0.9
+    model.mlp_norm = optional(str)  # of the feed-forward layer's hidden width: layer, rms, batch; None = none
+    model.mlp_norm_placement = optional(str)  # before, after the activation; None = before
     model.activation = "gelu_tanh"  # relu, gelu, gelu_tanh, swiglu, geglu, geglu_tanh
     model.use_bias = True
     model.tie_embeddings = True  # the output head is the transposed token embedding

@@ -156,9 +156,12 @@ def transformer_config(attention: str, encoder_attention: str, cross_attention: 
     model.mlp_dim = optional(int, 512)  # features; None = 4 × embed_dim
     model.max_length = optional(int)  # tokens of a side; None = those of the longest text
     model.positions = "sinusoidal"  # learned, sinusoidal, rotary, alibi, relative, none
-    model.norm = "layer"  # layer, rms
-    model.norm_placement = "post"  # post (as published), pre
+    model.norm = "layer"  # layer, rms, batch, none
+    model.norm_placement = "post"  # post (as published), pre, none
     model.norm_epsilon = 1e-5
+    model.norm_momentum = optional(float)  # of batch norm: share of its averages that a step keeps; None = 0.9
+    model.mlp_norm = optional(str)  # of the feed-forward layer's hidden width: layer, rms, batch; None = none
+    model.mlp_norm_placement = optional(str)  # before, after the activation; None = before
     model.activation = "relu"  # relu, gelu, gelu_tanh, swiglu, geglu, geglu_tanh
     model.use_bias = True
     model.tie_embeddings = True  # the output head is the transposed token embedding

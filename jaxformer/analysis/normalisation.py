@@ -162,8 +162,8 @@ def _draw(
     num_batches, batch_size, length, dim = sizes
     lengths, rows, tokens = jax.random.split(rng, 3)
     masks = mask_from_lengths(jax.random.randint(lengths, (num_batches, batch_size), 1, length + 1), length)
-    shared = row_deviation * jax.random.normal(rows, (num_batches, batch_size, 1, dim))
-    return shared + token_deviation * jax.random.normal(tokens, sizes), masks
+    shared = jnp.asarray(row_deviation) * jax.random.normal(rows, (num_batches, batch_size, 1, dim))
+    return shared + jnp.asarray(token_deviation) * jax.random.normal(tokens, sizes), masks
 
 
 def format_figures(figures: Sequence[NormFigures]) -> str:

@@ -18,7 +18,7 @@ from jaxformer.models.attention_choice import (
 )
 from jaxformer.models.encoder_settings import check_encoder_parts, check_output_head
 from jaxformer.models.expert_settings import check_mixture
-from jaxformer.models.norm_settings import NEUTRAL_MOMENTUM, NORM_CHOICES, check_norms
+from jaxformer.models.norm_settings import NORM_CHOICES, check_norms
 from jaxformer.models.position_settings import POSITIONS, check_positions
 from jaxformer.models.residual_settings import RESIDUAL_CHOICES, check_residual
 from jaxformer.models.source_settings import check_source_vocabulary
@@ -63,10 +63,10 @@ class TransformerConfig:
       norm_placement: ``pre`` (and one final norm), ``post`` (as published in 2017) or ``none`` (no norm of sub-layers
         and no final one).
       norm_epsilon: added to the variance or mean square.
-      norm_momentum: of batch norm: share of the running averages that a training step keeps.
+      norm_momentum: of batch norm: share of the running averages that a training step keeps (None = 0.9).
       activation: of the feed-forward layer: relu, gelu (exact), gelu_tanh, swiglu, geglu or geglu_tanh.
       mlp_norm: a further norm, of the feed-forward layer's hidden width: ``layer``, ``rms``, ``batch`` or None (none).
-      mlp_norm_placement: it stands ``before`` or ``after`` the activation.
+      mlp_norm_placement: it stands ``before`` or ``after`` the activation (None = before).
       use_bias: whether projections, LayerNorm and BatchNorm have biases.
       tie_embeddings: the output head is the transposed token embedding.
       share_embeddings: source and target tokens of an encoder-decoder have one table.
@@ -167,10 +167,10 @@ class TransformerConfig:
     norm: str = "layer"
     norm_placement: str = "pre"
     norm_epsilon: float = 1e-5
-    norm_momentum: float = NEUTRAL_MOMENTUM
+    norm_momentum: float | None = None
     activation: str = "gelu_tanh"
     mlp_norm: str | None = None
-    mlp_norm_placement: str = "before"
+    mlp_norm_placement: str | None = None
     use_bias: bool = True
     tie_embeddings: bool = True
     share_embeddings: bool = True
@@ -294,6 +294,11 @@ class TransformerConfig:
     def hidden_dim(self) -> int:
         """Hidden width of the feed-forward layer."""
         return self.mlp_dim or 4 * self.embed_dim
+
+    @property
+    def kept_average(self) -> float:
+        """``norm_momentum``, or what it is by itself."""
+        return 0.9 if self.norm_momentum is None else self.norm_momentum
 
     @property
     def attentions(self) -> tuple[AttentionChoice, ...]:

@@ -8,12 +8,9 @@ NORM_CHOICES = {
     "norm": (*NORMS, "none"),
     "norm_placement": ("pre", "post", "none"),
     "mlp_norm": (None, *NORMS),
-    "mlp_norm_placement": HIDDEN_NORM_PLACEMENTS,
+    "mlp_norm_placement": (None, *HIDDEN_NORM_PLACEMENTS),
 }
 """Fields of a config that are one of several names."""
-
-NEUTRAL_MOMENTUM = 0.9
-"""What ``norm_momentum`` is where there is no batch norm."""
 
 
 def check_norms(config: Any) -> None:
@@ -25,13 +22,14 @@ def check_norms(config: Any) -> None:
     Raises:
       ValueError: a number out of range, a setting that nothing would read, or a norm that its place cannot have.
     """
-    momentum = config.norm_momentum
-    if not isinstance(momentum, int | float) or isinstance(momentum, bool) or not 0.0 <= momentum <= 1.0:
-        raise ValueError(f"norm_momentum={momentum!r} must be a number in [0, 1]")
     batch = [name for name in ("norm", "mlp_norm") if getattr(config, name) == "batch"]
-    if not batch and momentum != NEUTRAL_MOMENTUM:
-        raise ValueError(f"norm_momentum={momentum} needs norm='batch' or mlp_norm='batch': only they have averages")
-    if config.mlp_norm is None and config.mlp_norm_placement != "before":
+    momentum = config.norm_momentum
+    if momentum is not None:
+        if not isinstance(momentum, int | float) or isinstance(momentum, bool) or not 0.0 <= momentum <= 1.0:
+            raise ValueError(f"norm_momentum={momentum!r} must be a number in [0, 1], or None")
+        if not batch:
+            raise ValueError(f"norm_momentum={momentum} needs norm='batch' or mlp_norm='batch', which has averages")
+    if config.mlp_norm is None and config.mlp_norm_placement is not None:
         raise ValueError(f"mlp_norm_placement={config.mlp_norm_placement!r} needs mlp_norm, which is None")
     if config.norm == "none" and config.embedding_norm:
         raise ValueError("embedding_norm=True needs a norm, not norm='none'")

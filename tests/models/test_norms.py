@@ -204,7 +204,10 @@ def test_without_norms_a_layer_adds_what_its_sub_layers_make_of_the_stream(field
         ({"norm": "bach"}, "norm='bach' must be one of layer, rms, batch, none"),
         ({"norm_placement": "mid"}, "norm_placement='mid' must be one of pre, post, none"),
         ({"mlp_norm": "none"}, "mlp_norm='none' must be one of None, layer, rms, batch"),
-        ({"mlp_norm": "rms", "mlp_norm_placement": "post"}, "mlp_norm_placement='post' must be one of before, after"),
+        (
+            {"mlp_norm": "rms", "mlp_norm_placement": "post"},
+            "mlp_norm_placement='post' must be one of None, before, after",
+        ),
         ({"mlp_norm_placement": "after"}, "mlp_norm_placement='after' needs mlp_norm, which is None"),
         ({"norm_momentum": 1.5}, r"norm_momentum=1.5 must be a number in \[0, 1\]"),
         ({"norm": "layer", "norm_momentum": 0.5}, "norm_momentum=0.5 needs norm='batch' or mlp_norm='batch'"),
