@@ -246,17 +246,20 @@ def plot_curves(
 
 
 def draw_curves(
-    panel: Any, curves: Mapping[str, Sequence[float | None]], lengths: Sequence[float], *, xlabel: str, ylabel: str
+    panel: Any,
+    curves: Mapping[str, Sequence[float | None]],
+    lengths: Sequence[float],
+    *,
+    xlabel: str,
+    ylabel: str,
+    yscale: str = "log",
 ) -> None:
-    """The same in a panel of a figure, without a legend; the scale of numbers that are not all positive is linear."""
+    """The same in a panel of a figure, without a legend; `yscale` is Matplotlib's: log or linear."""
     for label, values in curves.items():
         if len(values) != len(lengths):
             raise ValueError(f"curve {label!r} has {len(values)} values; it must have {len(lengths)}, one a length.")
         panel.plot(lengths, [math.nan if value is None else value for value in values], marker="o", label=label)
-    numbers = [value for values in curves.values() for value in values if value is not None]
-    panel.set(xlabel=xlabel, ylabel=ylabel, xscale="log")
-    if numbers and min(numbers) > 0:
-        panel.set_yscale("log")
+    panel.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale=yscale)
     panel.set_xticks(list(lengths), [f"{length:,}" for length in lengths])
     panel.minorticks_off()
     panel.grid(alpha=0.3)

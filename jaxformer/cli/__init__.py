@@ -8,7 +8,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxformer.cli import convert, cost, embed, evaluate, generate, plot, predict, show, sweep, tokenizer, train, view
+from jaxformer.cli import (
+    compare,
+    convert,
+    cost,
+    embed,
+    evaluate,
+    generate,
+    plot,
+    predict,
+    show,
+    sweep,
+    tokenizer,
+    train,
+    view,
+)
 from jaxformer.cli.parsing import UsageError, make_parser, parse
 from jaxformer.training.memory import keep_freed_memory
 
@@ -23,6 +37,7 @@ COMMANDS = {
     "convert": convert,
     "cost": cost,
     "plot": plot,
+    "compare": compare,
     "tokenizer": tokenizer,
     "list": show,
 }

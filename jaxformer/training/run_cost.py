@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from jaxformer.analysis.model_cost import ModelCost, model_cost
 from jaxformer.analysis.model_costs.traffic import array_bytes
 from jaxformer.analysis.roofline import Bound
-from jaxformer.training.assembly import example_batch, load_data, make_model, make_objective, make_updates
+from jaxformer.training.assembly import example_batch, extras, load_data, make_model, make_objective, make_updates
 from jaxformer.training.config import RunConfig, resolve
 from jaxformer.training.decided import decided_values
 from jaxformer.training.starting import start_values
@@ -55,12 +55,12 @@ def run_cost(run: RunConfig, *, compiled: bool = False) -> RunCost:
       ConfigError: the config, or data that it needs, cannot be used.
       ValueError: the model refuses a field.
     """
-    config = decide(run)
+    config, _ = decide(run)
     model = make_model(config)
     batch = example_batch(config.data.length, model)
     params = abstract_params(model, batch)
     updates = make_updates(config, model, make_objective(config), params)
-    state = abstract_state(model, updates.optimizer, batch)
+    state = abstract_state(model, updates.optimizer, batch, **extras(config))
     steps = config.train.accumulation_steps
     rows = max(1, config.train.batch_size // steps)
     loss = config.get("loss", {})
@@ -76,11 +76,11 @@ def run_cost(run: RunConfig, *, compiled: bool = False) -> RunCost:
     )
 
 
-def decide(run: RunConfig) -> ConfigDict:
-    """The config with all values that a run would decide (None), for which its data are read."""
+def decide(run: RunConfig) -> tuple[ConfigDict, Any]:
+    """The config with all values that a new run would decide (None), and the data, which are read for it."""
     begun = resolve(run.config, start_values(run.config))
     data = load_data(begun)
-    return resolve(begun, decided_values(begun, data))
+    return resolve(begun, decided_values(begun, data)), data
 
 
 def run_figures(cost: RunCost, bounds: dict[str, Bound] | None = None) -> dict[str, Any]:
