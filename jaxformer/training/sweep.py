@@ -120,7 +120,7 @@ class _Trainer:
                 data = self._load(members[0])
                 for member in members:
                     member.decide(data)
-                for part in _at_same_place(members, data):
+                for part in at_same_place(members, data):
                     self._train_together(part, data)
 
     def _is_finished(self, run: SweepRun) -> bool:
@@ -163,7 +163,7 @@ class _Trainer:
             self._record.write(self._directory)
 
 
-def _at_same_place(members: Sequence[Member], data: Any) -> list[list[Member]]:
+def at_same_place(members: Sequence[Member], data: Any) -> list[list[Member]]:
     """Runs that can go on together: from the same step, and where batches differ in shape, with the same seed."""
     from jaxformer.data import GroupedRows
 

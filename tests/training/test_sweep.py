@@ -1,17 +1,20 @@
 """Runs trained together are those that are trained alone: the oracle is the single run."""
 
 import csv
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import optax
 import pytest
+from ml_collections import ConfigDict
 
 from jaxformer.cli import main
 from jaxformer.training import sweep as sweep_module
@@ -26,8 +29,9 @@ from jaxformer.training.sharding import make_mesh, shard_batch
 from jaxformer.training.signals import TrainingInterrupted
 from jaxformer.training.startup import training_batches
 from jaxformer.training.state import init_state
-from jaxformer.training.sweep import run_sweep
+from jaxformer.training.sweep import at_same_place, run_sweep
 from jaxformer.training.sweep_log import SweepLog
+from jaxformer.training.sweep_members import Member
 from jaxformer.training.sweep_parts import make_together
 from jaxformer.training.sweep_spec import plan_runs
 
@@ -248,6 +252,36 @@ def test_separate_runs_are_single_runs(swept, alone, base, tmp_path):
     rows = run_sweep(base, "optimizer.learning_rate=4e-3; seed=1", tmp_path, separate=True)
     assert without_speed(tmp_path / "runs" / LAST) == without_speed(alone)
     assert (rows[0]["status"], rows[0]["together"]) == ("completed", 1)
+
+
+def test_runs_go_on_together_from_equal_steps_and_with_batches_of_equal_shape():
+    """Rows in groups of several lengths come in an order that the seed decides, so other seeds have other shapes."""
+
+    class OneShape:
+        pass
+
+    class InGroups:
+        groups = ()
+
+        def __len__(self):
+            return 0
+
+        def batch(self, indices, group):
+            raise AssertionError("not read")
+
+    class Standing(Member):
+        step = 0
+
+    members = [object.__new__(Standing) for _ in range(6)]
+    for member, place in zip(members, itertools.product((0, 4), (0, 0, 1))):
+        member.step, member.config = place[0], ConfigDict({"seed": place[1]})
+
+    def parts(rows):
+        data = SimpleNamespace(train_rows=rows)
+        return [[(member.step, member.config.seed) for member in part] for part in at_same_place(members, data)]
+
+    assert parts(OneShape()) == [[(0, 0), (0, 0), (0, 1)], [(4, 0), (4, 0), (4, 1)]]
+    assert parts(InGroups()) == [[(0, 0), (0, 0)], [(0, 1)], [(4, 0), (4, 0)], [(4, 1)]]
 
 
 @pytest.mark.parametrize("name", ["rbg", "unsafe_rbg"])
