@@ -108,8 +108,14 @@ def cosine_decay(phase: Phase) -> Decay:
 def polynomial_decay(phase: Phase, *, power: Any = 2.0) -> Decay:
     """final + (peak - final) * (1 - progress)^power, progress from 0 at the warm-up's end to 1 at ``decay_steps``."""
     check_number("power", power, above=0.0)
-    final = phase.peak * phase.final_fraction
-    return Decay(optax.polynomial_schedule(phase.peak, final, power, phase.steps), phase.steps)
+    steps, final = phase.steps, phase.peak * phase.final_fraction
+
+    def rate(step: Any) -> Any:
+        # Not optax's: where a compiler divides by a reciprocal, its last step has a negative base, whose power is NaN.
+        rest = jnp.clip(1.0 - _since(step) / steps, 0.0, 1.0)
+        return final + (phase.peak - final) * rest**power
+
+    return Decay(rate, steps)
 
 
 def inverse_sqrt_decay(phase: Phase) -> Decay:
