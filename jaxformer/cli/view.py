@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the page, and tells how large it is."""
+    """Writes the page, and tells how large it is and what it holds."""
     import sys
 
     layers, heads = (_numbers(arguments, name) for name in ("layers", "heads"))
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"{shown.weights.shape[1]} heads"
             for name, shown in view.maps.items()
         )
-        print(f"{len(view.html) / 1e6:.1f} MB in {arguments.output} ({shapes})", file=sys.stderr)
+        print(f"{len(view.html) / 1e3:,.0f} kB in {arguments.output} ({shapes})", file=sys.stderr)
 
 
 def _numbers(arguments: argparse.Namespace, name: str) -> tuple[int, ...] | None:

@@ -24,6 +24,10 @@ from jaxformer.training.sharding import make_mesh
 from jaxformer.training.translator import Translator, make_translator
 
 
+# Tokens of a model's own output at most, where its run says nothing of it.
+_LONGEST = 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Given:
     """What an encoder or a decoder reads.
@@ -85,6 +89,9 @@ def view_run(
                 "than its own"
             )
         translator = make_translator(directory, config, model, params, model_state)
+        if text is None:
+            longest = config.eval.get("max_new_tokens") or _LONGEST
+            text = translator.translate([source], max_new_tokens=longest)[0][0].text
         return attention_view(translation_maps(translator, source, text, join), **options)
     if source is not None or text is None:
         raise ConfigError(f"the run in {workdir} has no encoder of its own beside a decoder: give text, and no source")
@@ -132,19 +139,15 @@ def read_texts(config: ConfigDict, model: Any, tokenizer: Any, text: str, second
     return Given(tokens)
 
 
-def translation_maps(
-    translator: Translator, source: str, target: str | None, join: bool = True
-) -> dict[str, AttentionMap]:
+def translation_maps(translator: Translator, source: str, target: str, join: bool = True) -> dict[str, AttentionMap]:
     """The maps of a source and its translation, as ``Translator.attention_maps``, by characters where ``join`` is set.
 
     Args:
       translator: a run's model with its tokenizers.
       source: a text.
-      target: its translation; None = the model's own.
+      target: its translation.
       join: as in ``view_run``.
     """
-    if target is None:
-        target = translator.translate([source])[0][0].text
     maps = translator.attention_maps(source, target)
     if not join:
         return maps
