@@ -20,16 +20,8 @@ import numpy as np
 import optax
 
 from jaxformer.training.clipping import clip_gradients
-from jaxformer.training.layer_rates import (
-    HEAD_PARTS,
-    Factors,
-    Shapes,
-    frozen_factors,
-    is_head,
-    layer_factors,
-    pattern_factors,
-    scale_by_factors,
-)
+from jaxformer.training.frozen_parts import all_factors, frozen_within, of_learning, only
+from jaxformer.training.layer_rates import is_head, scale_by_factors
 from jaxformer.training.layerwise import Number
 from jaxformer.training.parameter_paths import by_path, parameter_path, shapes_by_path, stack_axes
 from jaxformer.training.schedules import Schedule
@@ -176,9 +168,9 @@ def make_optimizer(
     _check_ranges({**given, **dict(zip(_CLIPS, (clip_norm, clip_value, clip_adaptive)))})
     shapes = shapes_by_path(params)
     report = decay_report(params, no_decay)
-    factors = _rate_factors(shapes, layer_decay, head_only, rate_factors, frozen_layers)
+    factors = all_factors(shapes, layer_decay, head_only, rate_factors, frozen_layers)
     learning = {path for path, factor in factors.items() if np.any(factor)}
-    report = _of_learning(report, factors)
+    report = of_learning(report, factors)
     axes = by_path(params, stack_axes)
     parameters = Parameters(
         decayed=by_path(params, report.decayed.__contains__),
@@ -188,7 +180,7 @@ def make_optimizer(
     )
     links = OPTIMIZERS[name](parameters, **given)
     clips = clip_gradients(value=clip_value, adaptive=clip_adaptive, norm=clip_norm, stack_axes=axes)
-    links = [*_frozen_within(params, factors), *clips, *_only(params, learning, links), scale_by_rate(learning_rate)]
+    links = [*frozen_within(params, factors), *clips, *only(params, learning, links), scale_by_rate(learning_rate)]
     if len(learning) < len(shapes):
         links.insert(0, optax.masked(optax.set_to_zero(), by_path(params, lambda path: path not in learning)))
     if any(np.any(factors[path] != 1.0) for path in learning):
@@ -199,61 +191,6 @@ def make_optimizer(
 def is_matrix(path: str, shape: tuple[int, ...]) -> bool:
     """Whether a parameter is a matrix within the body: no embedding, and nothing of the head."""
     return len(shape) - stack_axes(path) == 2 and "embedding" not in path and not is_head(path)
-
-
-def _rate_factors(
-    shapes: Shapes,
-    layer_decay: float | None,
-    head_only: bool,
-    rate_factors: Sequence[tuple[str, float]],
-    frozen_layers: int | None,
-) -> Factors:
-    """The product of all factors of the learning rate, by path.
-
-    Raises:
-      ValueError: one of them is refused, or nothing is left to learn.
-    """
-    parts = [pattern_factors(shapes, rate_factors)]
-    if layer_decay is not None:
-        parts.append(layer_factors(shapes, layer_decay))
-    if frozen_layers is not None:
-        parts.append(frozen_factors(shapes, frozen_layers))
-    if head_only:
-        if not any(map(is_head, shapes)):
-            raise ValueError(f"head_only is True, but the model has none of the parts {', '.join(HEAD_PARTS)}")
-        parts.append({path: float(is_head(path)) for path in shapes})
-    factors = {path: np.prod(np.broadcast_arrays(*(part[path] for part in parts)), axis=0) for path in shapes}
-    if not any(map(np.any, factors.values())):
-        raise ValueError("head_only, rate_factors and frozen_layers leave no parameter that learns")
-    return factors
-
-
-def _of_learning(report: DecayReport, factors: Factors) -> DecayReport:
-    """The same, where what does not learn does not decay."""
-    shapes = {**report.decayed, **report.excluded}
-    frozen = {
-        path: (int(np.sum(np.equal(factor, 0))), *shapes[path][1:]) if np.any(factor) else shapes[path]
-        for path, factor in factors.items()
-        if not np.all(factor)
-    }
-    decayed = {path: shape for path, shape in report.decayed.items() if np.any(factors[path])}
-    excluded = {path: shape for path, shape in shapes.items() if path not in decayed}
-    return DecayReport(decayed, excluded, frozen)
-
-
-def _frozen_within(params: Any, factors: Factors) -> list[optax.GradientTransformation]:
-    """Takes the gradients of frozen layers out of stacks whose others learn, before they count in a norm."""
-    partly = {path: np.not_equal(factor, 0) for path, factor in factors.items() if not np.all(factor)}
-    partly = {path: learns for path, learns in partly.items() if np.any(learns)}
-    if not partly:
-        return []
-    return [scale_by_factors(by_path(params, lambda path: partly.get(path, 1.0)))]
-
-
-def _only(params: Any, learning: set[str], links: list[optax.GradientTransformation]) -> list[Any]:
-    """An update rule for the parameters that learn."""
-    mask = by_path(params, learning.__contains__)
-    return links if all(jax.tree.leaves(mask)) else [optax.masked(optax.chain(*links), mask)]
 
 
 def _peak(learning_rate: Number | Schedule, decay_multiplier: str | None) -> Number:

@@ -12,6 +12,7 @@ import jax
 import optax
 from optax import contrib
 
+from jaxformer.training.centered_rms import scale_by_deviation
 from jaxformer.training.layerwise import Number, over_layers, scale_by_factored_moments, scale_matrices
 from jaxformer.training.weight_decay import decay_in_gradient, decoupled_decay
 
@@ -88,10 +89,10 @@ def rmsprop(
     in the root); ``momentum`` keeps a running sum of directions (None = none). Tieleman and Hinton 2012, lecture 6.5,
     says neither where epsilon is nor how v begins.
     """
-    scale = optax.scale_by_stddev if centered else optax.scale_by_rms
+    scale = scale_by_deviation if centered else optax.scale_by_rms
     links = [
         decay_in_gradient(weight_decay, parameters.decayed),
-        scale(decay=b2, eps=epsilon, initial_scale=initial_scale, eps_in_sqrt=epsilon_in_root),
+        scale(b2, epsilon, initial_scale, epsilon_in_root),
     ]
     return links if momentum is None else [*links, optax.trace(momentum)]
 

@@ -213,3 +213,18 @@ def test_clips_come_in_order():
     )
     all_three = clipped(clip_value=5.0, clip_adaptive=0.5, clip_norm=1.0)
     np.testing.assert_allclose(all_three, [[0.5**0.5, 1.2e-4], [-(0.5**0.5), 1.6e-4]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon_in_root", [False, True])
+def test_centred_rmsprop_survives_gradients_that_do_not_change(epsilon_in_root):
+    params = {"kernel": jnp.zeros(64)}
+    gradient = {"kernel": jnp.linspace(1.0, 300.0, 64)}
+    given = {"centered": True, "epsilon_in_root": epsilon_in_root, "clip_norm": None}
+    optimizer, _ = make_optimizer("rmsprop", learning_rate=1.0, params=params, no_decay=(), **given)
+
+    def one(state, step):
+        updates, state = optimizer.update(gradient, state, params, step=step)
+        return state, updates["kernel"]
+
+    _, updates = jax.lax.scan(one, optimizer.init(params), jnp.arange(400))
+    assert np.all(np.isfinite(updates))
