@@ -143,7 +143,8 @@ def loss(layer, params, x, state, mask):
     return jnp.where(mask[..., None], jnp.sin(y), 0).sum(), (y, changed)
 
 
-@pytest.mark.parametrize("placement", ["before", pytest.param("after", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["before", "after"])
 def test_padding_changes_neither_outputs_nor_gradients_nor_state(x, placement):
     layer = feed_forward(activation="relu", norm="batch", norm_placement=placement)
     variables = made("batch", "relu")

@@ -181,7 +181,9 @@ def test_bfloat16_keeps_float32_averages(settled):
     assert jnp.abs(logits - wanted).max() < 0.1 * jnp.abs(wanted).max()
 
 
-@pytest.mark.parametrize("fields", [{"norm": "none"}, {"norm": "layer", "norm_placement": "none"}])
+@pytest.mark.parametrize(
+    "fields", [{"norm": "none"}, pytest.param({"norm": "layer", "norm_placement": "none"}, marks=pytest.mark.slow)]
+)
 def test_without_norms_a_layer_adds_what_its_sub_layers_make_of_the_stream(fields):
     """x + FFN(x) by hand, where the attention gives nothing; and no parameter is a norm's."""
     model = make(**fields, num_layers=1, positions="none")

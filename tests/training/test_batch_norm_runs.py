@@ -32,6 +32,7 @@ def make_batch():
     return {"tokens": tokens[:, :-1], "targets": targets, "segments": real.astype(np.int32)}
 
 
+@pytest.mark.slow
 def test_micro_batches_have_their_own_statistics_which_the_averages_follow_in_turn():
     model, batch = MODELS["gpt"](**TINY, norm="batch"), make_batch()
     schedule = make_schedule("constant", learning_rate=1e-2)
