@@ -58,6 +58,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     size = parse_arg(arg, size=tuple(SIZES))["size"]
     config = load_config("language_model").config
     with config.unlocked():
+        config.optimizer.b1, config.optimizer.b2 = 0.9, 0.95  # of Adam too, so that only the decay's place differs
         config.optimizer.weight_decay = 1.0  # more than usual: the data are few
         config.optimizer.no_decay = (r"(^|/)(bias|scale)$",)  # embeddings, most of this model, do decay
         config.optimizer.clip_norm = None  # clipping would hide what large rates do
