@@ -47,8 +47,21 @@ def names_page(path: str, tree: ast.Module) -> str:
     names.sort(key=lambda name: (name.isupper(), name.lower()))
     lines = [f"# `{path}`", "", ast.get_docstring(tree) or "", ""]
     for name in names:
-        lines += [f"::: {path}.{name}", ""]
+        lines += [f"::: {entry_path(path, tree, name)}", ""]
     return "\n".join(lines)
+
+
+def entry_path(path: str, tree: ast.Module, name: str) -> str:
+    """Where a name of a package is documented: by the package, or by its own module where that has the same name."""
+    if (ROOT / path.replace(".", "/") / f"{name}.py").exists():
+        for node in tree.body:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module != path
+                and name in (alias.name for alias in node.names)
+            ):
+                return f"{node.module}.{name}"
+    return f"{path}.{name}"
 
 
 def modules_page(package: str, tree: ast.Module) -> str:
@@ -72,9 +85,10 @@ def linkable_names() -> dict[str, str]:
     """The reference of each public name that is written the same nowhere else in prose: with `_` or a capital."""
     names: dict[str, str] = {}
     for package in PACKAGES:
-        for name in public_names(module(package)):
+        tree = module(package)
+        for name in public_names(tree):
             if "_" in name or name != name.lower():
-                names.setdefault(name, f"jaxformer.{package}.{name}")
+                names.setdefault(name, entry_path(f"jaxformer.{package}", tree, name))
     return names
 
 
