@@ -159,6 +159,7 @@ def test_keys_choose_views_layers_heads_and_tokens(show):
 
 def test_pointing_at_the_matrix_names_the_cell(show):
     from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
 
     browser = show(attention_view(WEIGHTS[0, 0], list("abcdefgh")))
     click(browser, "#tab-matrix")
@@ -169,6 +170,11 @@ def test_pointing_at_the_matrix_names_the_cell(show):
     settle(browser)
     assert re.search(r"“g” → “e” (\d\.\d+)", readout(browser)), readout(browser)
     assert abs(float(find(browser, "#readout .value").text) - WEIGHTS[0, 0, 6, 4]) < 1 / 255 + 0.0005
+    press(browser, Keys.ARROW_UP)
+    assert "“f” → “e”" in readout(browser)
+    browser.execute_script("document.querySelector('main').click()")
+    settle(browser)
+    assert "point at a token" in readout(browser)
 
 
 def test_parts_of_pairs_and_of_encoder_decoders_can_be_chosen(show):

@@ -156,7 +156,14 @@ function setDark(dark) {
 }
 
 function listen() {
-  for (const name of Object.keys(VIEWS)) get(`tab-${name}`).addEventListener("click", () => show(name));
+  const main = document.querySelector("main");
+  for (const name of Object.keys(VIEWS)) {
+    get(`tab-${name}`).addEventListener("click", (event) => {
+      show(name);
+      if (event.detail > 0) main.focus({ preventScroll: true }); // by pointer: arrow keys then move in the view
+    });
+  }
+  main.addEventListener("click", (event) => !event.target.closest("li, canvas, button") && KEYS.Escape());
   get("part").addEventListener("change", (event) => showPart(Number(event.target.value)));
   get("layer").addEventListener("change", (event) => choose({ layer: Number(event.target.value) }));
   get("chips").addEventListener("click", chooseHead);

@@ -93,7 +93,7 @@ function paintLabels(context, rows, columns) {
 
 // A label no longer than its room.
 function cut(context, token, room) {
-  const text = [...visible(token)];
+  const text = [...visible(token.slice(0, 60))];
   if (context.measureText(text.join("")).width <= room - 8) return text.join("");
   while (text.length > 1 && context.measureText(text.join("") + "…").width > room - 8) text.pop();
   return text.join("") + "…";
