@@ -5,11 +5,25 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxformer.experiments.language_model import ATTENTION_ARGS
 
 from jaxformer.analysis.count import count_matmul_operations
 from jaxformer.analysis.model_cost import forward_products, model_cost
 from jaxformer.analysis.model_costs.parts import find_part
-from jaxformer.models import HeadConfig, TaskModel, Transformer, TransformerConfig, bert, gpt, recurrent, reformer, t5
+from jaxformer.analysis.model_costs.phases import Inputs, abstract_variables, training_loss
+from jaxformer.analysis.model_costs.program import count_by_part
+from jaxformer.models import (
+    HeadConfig,
+    TaskModel,
+    Transformer,
+    TransformerConfig,
+    bert,
+    gpt,
+    recurrent,
+    reformer,
+    t5,
+    universal_transformer,
+)
 
 SMALL = {"num_layers": 3, "embed_dim": 20, "num_heads": 2, "mlp_dim": 28, "vocab_size": 37, "max_length": 24}
 BATCH, LENGTH, SOURCE = 2, 11, 7
@@ -178,3 +192,38 @@ def test_sizes_that_cannot_be_are_refused(sizes, message):
     batch_size, length, source_length = sizes
     with pytest.raises(ValueError, match=message):
         model_cost(gpt(**SMALL), batch_size, length, source_length=source_length)
+
+
+def forward_products_of_trace(model, length):
+    inputs = Inputs(BATCH, length, None)
+    loss, arguments = training_loss(model, abstract_variables(model, inputs), inputs, None)
+    heads = model.config.num_heads * model.config.width_of_head
+    matrices = frozenset({(heads, model.config.embed_dim), (model.config.embed_dim, heads)})
+    works = count_by_part(loss, *arguments, matrices=matrices)
+    return {part: work.matmul for part, work in works.items() if work.matmul}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTENTION_ARGS)
+def test_every_causal_attention_of_a_model_costs_what_its_formula_says(name):
+    sizes = {**SMALL, "num_layers": 2, "max_length": 64, "head_dim": 6}
+    model = gpt(**sizes, attention=name, attention_args=ATTENTION_ARGS[name], positions="none")
+    if name in ("longformer", "routing", "sinkhorn"):
+        with pytest.raises(ValueError, match="makes arrays of its own by products that no formula holds"):
+            forward_products(model.config, BATCH, 64)
+    else:
+        assert forward_products_of_trace(model, 64) == forward_products(model.config, BATCH, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{"halting": "act", "early_exit": True}, {"convolution_width": 3}])
+def test_universal_stacks_are_counted_by_steps(fields):
+    sizes = {name: value for name, value in SMALL.items() if name != "num_layers"}
+    once, thrice = (
+        model_cost(universal_transformer(**sizes, num_layers=steps, architecture="decoder", **fields), BATCH, LENGTH)
+        for steps in (1, 3)
+    )
+    for phase in ("forward", "decode"):
+        for part in ("attention", "attention projections", "feed-forward"):
+            assert thrice.phases[phase][part].matmul == 3 * once.phases[phase][part].matmul
+    assert thrice.parameters == once.parameters

@@ -8,6 +8,9 @@ from jaxformer.analysis.model_costs.parts import ATTENTION, FEED_FORWARD, HEAD, 
 from jaxformer.models import TransformerConfig
 from jaxformer.models.attention_choice import AttentionChoice
 
+# Kinds whose layer multiplies matrices besides: projections of global tokens, clusters that learn, scores of blocks.
+_FURTHER_PRODUCTS = ("longformer", "routing", "sinkhorn")
+
 
 def forward_products(
     config: TransformerConfig, batch_size: int, length: int, source_length: int | None = None
@@ -28,7 +31,8 @@ def forward_products(
       Operations by part.
 
     Raises:
-      ValueError: an attention that has no formula of its cost.
+      ValueError: an attention that has no formula of its cost, or whose own arrays are made by further products
+        (`model_cost` counts these).
     """
     source = length if source_length is None else source_length
     total: Counter[str] = Counter()
@@ -66,6 +70,10 @@ def _attention(
     config: TransformerConfig, choice: AttentionChoice, batch: int, queries: int, keys: int, *, causal: bool
 ) -> Counter[str]:
     """One attention sub-layer."""
+    if choice.kind.name in _FURTHER_PRODUCTS:
+        raise ValueError(
+            f"attention={choice.name!r} makes arrays of its own by products that no formula holds; use model_cost."
+        )
     query_width = config.num_heads * config.width_of_head
     key_width = config.kv_heads * config.width_of_head
     keys_and_values = 1 if choice.kind.shared_query_key else 2
