@@ -13,6 +13,7 @@ BLOCKS = {
     "cost": attention_tables.costs,
     "catalogue": attention_tables.catalogue,
     "names": reference.names_table,
+    "notebooks": reference.notebooks_table,
 }
 
 _BLOCK = re.compile(r"^<!-- (\w+): (.*?) -->$", re.MULTILINE)

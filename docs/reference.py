@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import pathlib
 from collections.abc import Iterator
 
@@ -164,4 +165,14 @@ def names_table(title: str) -> str:
 
     lines = ["| name | what |", "|---|---|"]
     lines += [f"| `{name}` | {text.replace('|', chr(92) + '|')} |" for name, text in catalogue()[title].items()]
+    return "\n".join(lines)
+
+
+def notebooks_table(_: str) -> str:
+    """The notebooks with their titles."""
+    lines = ["| notebook | what |", "|---|---|"]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        text = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "markdown"))
+        lines.append(f"| `notebooks/{path.name}` | {text.strip().splitlines()[0].lstrip('# ')} |")
     return "\n".join(lines)

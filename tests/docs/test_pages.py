@@ -148,6 +148,8 @@ def test_names_in_prose_become_links_and_code_stays():
     assert markup.link_names(text) == text.replace("See `lsh_attention`, `local` and [`lsh_step`](x).", linked)
     assert markup.without_relative_links("[a](../b.md), [c](https://d)") == "a, [c](https://d)"
     assert "what it is" in markup.expand("x\n<!-- facts: dense -->\ny")
+    notebooks = markup.expand("<!-- notebooks: all -->")
+    assert all(path.name in notebooks for path in (reference.ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_formulas_become_mathml_and_unknown_commands_are_refused():
