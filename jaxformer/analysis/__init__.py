@@ -14,6 +14,8 @@ from jaxformer.analysis.curvature import (
 from jaxformer.analysis.experts import FeedForwardCost, feed_forward_cost
 from jaxformer.analysis.gradients import GradientReport, GradientRow, check_gradients
 from jaxformer.analysis.joined_tokens import character_groups, join_tokens
+from jaxformer.analysis.model_cost import ModelCost, forward_products, model_cost
+from jaxformer.analysis.model_costs.parts import PARTS
 from jaxformer.analysis.noise_scale import (
     MinibatchStatistics,
     NoiseScale,
@@ -24,6 +26,7 @@ from jaxformer.analysis.noise_scale import (
 )
 from jaxformer.analysis.normalisation import NormFigures, compare_norms, format_figures, vary_lengths
 from jaxformer.analysis.recording import AttentionMap, record_attention, token_texts
+from jaxformer.analysis.roofline import DEVICES, Bound, Device, roofline
 from jaxformer.analysis.second_order import (
     SecondOrderCost,
     SecondOrderStep,
@@ -35,16 +38,21 @@ from jaxformer.analysis.trajectories import SURFACES, Surface, plot_trajectories
 from jaxformer.analysis.translation_maps import attention_maps
 
 __all__ = [
+    "DEVICES",
+    "PARTS",
     "SURFACES",
     "AttentionCost",
     "AttentionMap",
     "AttentionView",
+    "Bound",
     "CompiledCost",
+    "Device",
     "Eigenvalues",
     "FeedForwardCost",
     "GradientReport",
     "GradientRow",
     "MinibatchStatistics",
+    "ModelCost",
     "NoiseScale",
     "NormFigures",
     "SecondOrderCost",
@@ -62,6 +70,7 @@ __all__ = [
     "expected_variance",
     "feed_forward_cost",
     "format_figures",
+    "forward_products",
     "gauss_newton_product",
     "gauss_newton_step",
     "growth_exponent",
@@ -69,6 +78,7 @@ __all__ = [
     "hessian_vector_product",
     "join_tokens",
     "minibatch_statistics",
+    "model_cost",
     "newton_step",
     "noise_scale_of_batches",
     "noise_scale_of_examples",
@@ -76,6 +86,7 @@ __all__ = [
     "plot_trajectories",
     "point_params",
     "record_attention",
+    "roofline",
     "second_order_cost",
     "token_texts",
     "top_eigenvalues",
