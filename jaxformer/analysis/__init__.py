@@ -13,6 +13,7 @@ from jaxformer.analysis.curvature import (
 )
 from jaxformer.analysis.experts import FeedForwardCost, feed_forward_cost
 from jaxformer.analysis.gradients import GradientReport, GradientRow, check_gradients
+from jaxformer.analysis.grids import Grid, Separability, read_grid, separability
 from jaxformer.analysis.joined_tokens import character_groups, join_tokens
 from jaxformer.analysis.model_cost import ModelCost, forward_products, model_cost
 from jaxformer.analysis.model_costs.parts import PARTS
@@ -51,12 +52,14 @@ __all__ = [
     "FeedForwardCost",
     "GradientReport",
     "GradientRow",
+    "Grid",
     "MinibatchStatistics",
     "ModelCost",
     "NoiseScale",
     "NormFigures",
     "SecondOrderCost",
     "SecondOrderStep",
+    "Separability",
     "Surface",
     "Work",
     "attention_cost",
@@ -85,9 +88,11 @@ __all__ = [
     "overtaking_length",
     "plot_trajectories",
     "point_params",
+    "read_grid",
     "record_attention",
     "roofline",
     "second_order_cost",
+    "separability",
     "token_texts",
     "top_eigenvalues",
     "trajectory",
