@@ -66,7 +66,7 @@ def compare_table(rows: Sequence[Row]) -> str:
 
 
 def compare_figure(rows: Sequence[Row]) -> Any:
-    """Time, memory and loss over lengths, a line for each attention; what was refused is a gap.
+    """Time, memory and loss over lengths, a line for each attention that has any; what was refused is a gap.
 
     Raises:
       ValueError: no row was measured.
@@ -80,7 +80,7 @@ def compare_figure(rows: Sequence[Row]) -> Any:
     for panel, (label, number, scale) in zip(panels, _PANELS):
         curves = {
             name: [None if cells.get((name, length)) is None else number(cells[name, length]) for length in lengths]
-            for name in dict.fromkeys(row.attention for row in rows)
+            for name in dict.fromkeys(row.attention for row in rows if row.measured is not None)
         }
         draw_curves(panel, curves, lengths, xlabel="length in tokens", ylabel=label, yscale=scale)
     panels[0].legend(fontsize="small")

@@ -128,8 +128,9 @@ def test_tables_have_every_row():
 
 def test_the_picture_has_a_gap_where_nothing_was_measured():
     pytest.importorskip("matplotlib", reason="plots need matplotlib (extra plots)")
-    panels = compare_figure(ROWS).axes
+    panels = compare_figure([*ROWS, Row("lsh", 32, None, None, "it can't")]).axes
     assert len(panels) == 3
+    assert {line.get_label() for line in panels[0].get_lines()} == {"dense", "local:window=3"}
     dense = next(line for line in panels[0].get_lines() if line.get_label() == "dense")
     assert dense.get_ydata()[0] == 250.0
     assert math.isnan(dense.get_ydata()[1])
