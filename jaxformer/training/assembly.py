@@ -1,11 +1,12 @@
 """From a run's config to its parts: data, model, objective, train step."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -230,16 +231,49 @@ def make_updates(
     for path, number in (numbers or {}).items():
         *sections, name = path.split(".")
         functools.reduce(operator.getitem, sections, fields)[name] = number
-    arguments, schedule_arguments = optimizer_arguments(fields["optimizer"]), fields["schedule"]
-    check_fields("optimizer", arguments, make_optimizer)
-    check_fields("schedule", schedule_arguments, make_schedule)
-    schedule = make_schedule(learning_rate=arguments.pop("learning_rate"), **schedule_arguments)
-    optimizer, decay = make_optimizer(learning_rate=schedule, params=params, **arguments)
-    trained = of_head_alone(objective) if arguments.get("head_only") else objective
+    schedule, optimizer, decay = _make_rule(fields["optimizer"], fields["schedule"], params)
+    trained = of_head_alone(objective) if fields["optimizer"].get("head_only") else objective
     step = make_train_step(
         model, trained, optimizer, schedule, accumulation_steps=config.train.accumulation_steps, **extras(config)
     )
     return Updates(optimizer, step, decay, schedule)
+
+
+def _make_rule(optimizer: Mapping[str, Any], schedule: Mapping[str, Any], params: Any) -> tuple[Any, Any, DecayReport]:
+    """Schedule, optimizer, and what decays, of the two sections of a config."""
+    arguments = optimizer_arguments(optimizer)
+    check_fields("optimizer", arguments, make_optimizer)
+    check_fields("schedule", schedule, make_schedule)
+    with _of_section("schedule"):
+        rate = make_schedule(learning_rate=arguments.pop("learning_rate"), **schedule)
+    with _of_section("optimizer"):
+        return rate, *make_optimizer(learning_rate=rate, params=params, **arguments)
+
+
+@contextlib.contextmanager
+def _of_section(name: str) -> Iterator[None]:
+    """What is refused within is refused as a section of the config."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"config.{name}: {error}") from error
+
+
+def check_updates(config: ConfigDict) -> None:
+    """Refuses names and numbers of optimizer and schedule before there are data or a model.
+
+    What depends on the model's parameters, patterns of their paths and the number of layers, is not looked at.
+
+    Raises:
+      ConfigError: as said.
+    """
+    optimizer, schedule = config.optimizer.to_dict(), config.schedule.to_dict()
+    optimizer |= {"no_decay": (), "rate_factors": (), "frozen_layers": None, "layer_decay": None, "head_only": False}
+    if schedule.get("decay_steps") is None:  # the run's own, as `decided_values` has it
+        schedule["decay_steps"] = max(config.train.steps, config.schedule.warmup_steps + 1)
+    _make_rule(optimizer, schedule, {"kernel": jax.ShapeDtypeStruct((1, 1), np.float32)})
 
 
 def place(abstract: Any, shardings: Any) -> Any:

@@ -81,6 +81,8 @@ def check_number(
     """
     if isinstance(value, jax.core.Tracer):
         return
+    if isinstance(value, (str, bytes, type(None))):
+        raise ValueError(f"{name} is {value!r}, must be a number")
     if not (value <= most and (least is None or value >= least) and (above is None or value > above)):
         low = f"above {above}" if least is None else f"at least {least}"
         raise ValueError(f"{name} is {value}, must be {low}{'' if most == math.inf else f' and at most {most}'}")
@@ -179,6 +181,8 @@ def step_decay(
     warmup = phase.warmup_steps
     if boundaries is None:
         boundaries = sorted({warmup + -(-phase.steps // 2), warmup + -(-3 * phase.steps // 4)})
+    elif any(isinstance(boundary, bool) or not isinstance(boundary, (int, np.integer)) for boundary in boundaries):
+        raise ValueError(f"boundaries are {tuple(boundaries)}, must be whole numbers of steps")
     elif any(later <= earlier for earlier, later in itertools.pairwise((warmup, *boundaries))):
         raise ValueError(f"boundaries are {tuple(boundaries)}, must ascend from above warmup_steps={warmup}")
     factors = (0.1,) * len(boundaries) if factors is None else factors

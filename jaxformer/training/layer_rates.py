@@ -99,13 +99,17 @@ def pattern_factors(shapes: Shapes, rate_factors: Sequence[tuple[str, float]]) -
     """
     patterns = []
     for pair in rate_factors:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or isinstance(pair[1], (bool, str)):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not _is_number(pair[1]):
             raise ValueError(f"rate_factors has {pair!r}, must be pairs (pattern, factor)")
         pattern, factor = pair
         if not 0.0 <= factor < math.inf:
             raise ValueError(f"rate_factors has factor {factor} for {pattern!r}, must be at least 0")
         patterns.append((compile_pattern("rate_factors", pattern, shapes), factor))
     return {path: next((factor for pattern, factor in patterns if pattern.search(path)), 1.0) for path in shapes}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _places(shapes: Shapes, field: str) -> dict[str, tuple[Any, int]]:

@@ -11,6 +11,7 @@ names, flags and on what is None.
 """
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -223,8 +224,8 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
             continue
         if name in _BELOW_1 and not 0.0 <= value < 1.0:
             raise ValueError(f"{name} is {value}, must be in [0, 1)")
-        if name in _NOT_NEGATIVE and not value >= 0.0:
-            raise ValueError(f"{name} is {value}, must be at least 0")
+        if name in _NOT_NEGATIVE and not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} is {value}, must be at least 0{' and finite' if value > 0.0 else ''}")
         if name in _POSITIVE and not value > 0.0:
             off = ", or None for no clipping" if name in _CLIPS else ""
             raise ValueError(f"{name} is {value}, must be above 0{off}")

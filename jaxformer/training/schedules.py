@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -35,6 +36,8 @@ from jaxformer.training.decays import (
 )
 
 Schedule = Callable[[jax.Array | int], Float[Array, ""]]
+
+_HIGHEST = float(np.finfo(np.float32).max)  # rates are float32
 
 SCHEDULES: dict[str, Callable[..., Decay]] = {
     "constant": constant_decay,
@@ -125,6 +128,7 @@ def make_schedule(
     """
     if name not in SCHEDULES:
         raise ValueError(f"schedule name is {name!r}, must be one of {sorted(SCHEDULES)}")
+    check_number("learning_rate", learning_rate, least=0.0, most=_HIGHEST)
     check_number("warmup_steps", warmup_steps, least=0)
     check_number("final_fraction", final_fraction, least=0.0, most=1.0)
     if embed_dim is not None and (name != "inverse_sqrt" or embed_dim < 1):

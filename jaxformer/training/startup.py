@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxformer.models import Transformer
 from jaxformer.models.position_settings import TABLES
-from jaxformer.training.assembly import Parts, count_parameters, example_batch, extras, tokenizer_name
+from jaxformer.training.assembly import Parts, check_updates, count_parameters, example_batch, extras, tokenizer_name
 from jaxformer.training.checkpoint_reading import CheckpointError, find_steps
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.config import RunConfig, differences, read_config, resolve, write_config
@@ -23,6 +23,7 @@ from jaxformer.training.sampling import prompt_tokens
 from jaxformer.training.sharding import data_shard
 from jaxformer.training.starting import has_start, take_parameters
 from jaxformer.training.state import TrainState, init_state
+from jaxformer.training.sweep_record import SweepDirectory
 from jaxformer.training.translation_metrics import check_text_metrics
 from jaxformer.training.translator import translates
 
@@ -68,6 +69,8 @@ def earlier_run(directory: RunDirectory) -> tuple[RunConfig, dict[str, object]] 
     Raises:
       RunDirectoryError: there are checkpoints, but not the config that they belong to.
     """
+    if SweepDirectory(directory.path).record.is_file():
+        raise RunDirectoryError(f"workdir {directory.path} holds a sweep, not a run; its runs are in runs/")
     steps, _ = find_steps(directory.checkpoints)
     if not steps:
         return None
@@ -100,6 +103,10 @@ def check_config(config: ConfigDict, earlier: ConfigDict | None, where: Path) ->
         )
     if config.train.non_finite not in _NON_FINITE:
         raise ConfigError(f"config.train.non_finite is {config.train.non_finite!r}, must be one of skip, stop")
+    if not 0 <= config.seed < 2**32:
+        raise ConfigError(f"config.seed is {config.seed}, must be in [0, 2**32)")
+    if earlier is None:
+        check_updates(config)
     if "text_metrics" in config.eval and config.eval.text_metrics:
         check_text_metrics()
     lines = differences(earlier, config) if earlier is not None else []

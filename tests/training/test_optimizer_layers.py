@@ -173,6 +173,7 @@ def test_the_first_pattern_that_finds_a_path_gives_its_rate():
         ((("nothing", 0.5),), "rate_factors pattern 'nothing' matches no parameter"),
         ((("scale", -0.5),), "rate_factors has factor -0.5 for 'scale', must be at least 0"),
         (("scale", 0.5), "rate_factors has 'scale', must be pairs"),
+        ((("scale", None),), r"rate_factors has \('scale', None\), must be pairs"),
         ((("(", 0.5),), r"rate_factors pattern '\(' is not a regular expression"),
     ):
         with pytest.raises(ValueError, match=message):

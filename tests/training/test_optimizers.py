@@ -172,6 +172,7 @@ def test_rate_of_a_step_is_the_schedules_value_there():
         ({"b2": -0.1}, "b2 is -0.1"),
         ({"epsilon": -1e-8}, "epsilon is -1e-08"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf, must be at least 0 and finite"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
     ],
 )

@@ -1,5 +1,6 @@
 """Learning-rate schedules: values at and around every boundary, against the formulas written out."""
 
+import inspect
 import math
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.training.decays import Phase, step_decay
 from jaxformer.training.schedules import SCHEDULES, make_schedule
 
 
@@ -222,6 +224,8 @@ def test_value_is_a_strong_float32_scalar_under_jit(name):
         ({"name": "cosine_restarts", "cycle_steps": 0}, "cycle_steps is 0, must be at least 1"),
         ({"name": "cosine_restarts", "cycle_growth": 0}, "cycle_growth is 0, must be at least 1"),
         ({"name": "cosine_restarts", "peak_decay": 1.5}, "peak_decay is 1.5, must be above 0.0 and at most 1"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0, must be at least 0"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf, must be .* at most 3.4"),
         ({"embed_dim": 8}, "embed_dim is 8, must be at least 1 for 'inverse_sqrt' and None for 'cosine'"),
         ({"name": "inverse_sqrt", "embed_dim": 0}, "embed_dim is 0"),
         ({"name": "inverse_sqrt", "warmup_steps": 0}, "warmup_steps is 0, must be at least 1 for 'inverse_sqrt'"),
@@ -230,3 +234,17 @@ def test_value_is_a_strong_float32_scalar_under_jit(name):
 def test_bad_values_are_refused_by_name(bad, message):
     with pytest.raises(ValueError, match=message):
         make_schedule(**({"name": "cosine", "learning_rate": 1.0, "warmup_steps": 4, "decay_steps": 9} | bad))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"boundaries": ("a", "b")}, r"boundaries are \('a', 'b'\), must be whole numbers"),
+        ({"boundaries": (6.5,)}, r"boundaries are \(6.5,\), must be whole numbers"),
+        ({"boundaries": (6,), "factors": ("x",)}, "factors has one that is 'x', must be a number"),
+        ({"boundaries": (6,), "factors": (0.0,)}, "factors has one that is 0.0, must be above 0"),
+    ],
+)
+def test_boundaries_and_factors_of_other_types_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(step_decay)(Phase("step", 1.0, 4, 9, 0.0), **bad)  # without the tests' check of types
