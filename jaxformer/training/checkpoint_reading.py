@@ -6,6 +6,7 @@ and `facts` (a JSON object: the data iterator's position, the validation loss, a
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ def read_facts(directory: Path, step: int) -> dict[str, Any]:
 
 
 def best_steps(losses: Mapping[int, float | None], count: int) -> list[int]:
-    """The `count` steps of lowest loss, best first; steps without one are not among them."""
-    known = [(loss, -step) for step, loss in losses.items() if loss is not None]
+    """The `count` steps of lowest loss, best first; steps without a finite one are not among them."""
+    known = [(loss, -step) for step, loss in losses.items() if loss is not None and math.isfinite(loss)]
     return [-step for _, step in sorted(known)[:count]]
 
 

@@ -1,6 +1,7 @@
 """Writing checkpoints: in the background, whole or not at all, the latest and the best kept."""
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,7 +111,11 @@ class Checkpoints:
         """Whether a step of this loss would be among the best that are kept."""
         best = best_steps(self._keep.losses, self._keep.best)
         worst = self._keep.losses[best[-1]] if best else None
-        return self._keep.best > 0 and (len(best) < self._keep.best or worst is None or loss < worst)
+        return (
+            math.isfinite(loss)
+            and self._keep.best > 0
+            and (len(best) < self._keep.best or worst is None or loss < worst)
+        )
 
     def save(self, step: int, state: TrainState, iterator: Any, facts: Mapping[str, Any]) -> None:
         """Starts to save a step; the arrays are copied before this returns, the writing goes on in the background.

@@ -158,6 +158,7 @@ def test_choosing_a_step(saved, tmp_path):
 
 def test_best_steps_prefer_low_loss_and_then_the_later_step():
     assert best_steps({1: 0.5, 2: 0.25, 3: None, 4: 0.25, 5: 0.75}, 3) == [4, 2, 1]
+    assert best_steps({1: float("nan"), 2: 0.25, 3: float("inf")}, 2) == [2]
 
 
 def test_latest_and_best_are_both_kept(tmp_path):
@@ -168,6 +169,7 @@ def test_latest_and_best_are_both_kept(tmp_path):
     with Checkpoints(tmp_path, keep_latest=2, keep_best=2) as checkpoints:
         assert checkpoints.is_best(0.15)
         assert not checkpoints.is_best(0.3)
+        assert not checkpoints.is_best(float("nan"))
 
 
 @pytest.mark.parametrize(("latest", "best"), [(0, 1), (1, -1)])
