@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.config is None:
             record = read_record(SweepDirectory(Path(arguments.workdir)))
             base = record.base.with_overrides(arguments.overrides)
-            sweep, separate, most = sweep or record.sweep, separate or record.separate, most or record.max_together
+            sweep, most = (record.sweep if sweep is None else sweep), (record.max_together if most is None else most)
+            separate = separate or record.separate
         elif sweep is None:
             raise ConfigError("sweep needs --sweep='path=value,value; path=a..b' beside --config")
         else:

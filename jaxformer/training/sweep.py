@@ -83,7 +83,7 @@ def run_sweep(
             if not separate:
                 check_mesh(run.given.config)
         record.write(directory)
-        progress.say(f"sweep: {len(runs)} runs in {len(groups)} groups")
+        progress.say(f"sweep: {len(runs)} runs in {len(groups)} group{'' if len(groups) == 1 else 's'}")
         trainer = _Trainer(directory, record, progress, interruption)
         try:
             for group in groups:

@@ -68,7 +68,7 @@ class SweepLog:
                 own = {name: float(values[index]) for name, values in figures.items()}
                 speed = round(float(tokens[index]) / seconds, 1) if seconds else None
                 member.write_step(step, step_record(own, float(skipped[index])), speed)
-        losses = [own for own, member in zip(figures["loss"], self._members) if member.stopped is None]
+        losses = [own for own in figures["loss"] if np.isfinite(own)]
         total = float(np.sum(tokens)) / seconds if seconds else None
         self._progress.update(step, float(np.mean(losses)) if losses else float("nan"), total)
         self._fetched, self._timed_after = [], step
@@ -81,5 +81,9 @@ class SweepLog:
             member.stopped = step
         if member.run.name not in self._told:
             self._told.add(member.run.name)
-            what = "the run stops, as config.train.non_finite says" if self._stop else "skipped, as all later ones"
+            what = (
+                "the run stops, as config.train.non_finite says"
+                if self._stop
+                else "skipped; later ones are counted, not told"
+            )
             self._progress.say(f"{member.run.name}: step {step}: loss {loss}: not finite, {what}")

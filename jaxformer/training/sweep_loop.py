@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from jaxformer.training.sweep_groups import traced_paths
 from jaxformer.training.sweep_log import SweepLog
 from jaxformer.training.sweep_members import Member
 from jaxformer.training.sweep_parts import TogetherParts, make_together
+
+_NAMED = 4  # runs that are listed by name at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,7 @@ def train_together(members: Sequence[Member], data: Any, progress: Progress, int
     numbers = {path: [_at(member, path) for member in members] for path in _numbers(members)}
     seeds = [member.config.seed for member in members]
     introduce(progress, config, mesh, data, parts)
-    progress.say(f"{len(members)} runs together: {', '.join(member.run.name for member in members)}")
+    progress.say(listed([member.run.name for member in members]))
     with contextlib.ExitStack() as stack:
         together = make_together(config, parts, seeds, numbers, mesh)
         batches = {
@@ -69,6 +72,13 @@ def train_together(members: Sequence[Member], data: Any, progress: Progress, int
         group = _Group(members, together, data, mesh, batches, progress, interruption)
         states = _restore(group, parts, start) if start else _begin(group, progress)
         _train(group, states, start)
+
+
+def listed(names: Sequence[str]) -> str:
+    """How many runs are trained together, and the names of the first."""
+    count = "1 run" if len(names) == 1 else f"{len(names)} runs together"
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{count}: {', '.join(names[:_NAMED])}{more}"
 
 
 def _numbers(members: Sequence[Member]) -> tuple[str, ...]:
@@ -141,6 +151,7 @@ def _evaluate(group: _Group, states: TrainState, step: int) -> None:
         if member.stopped is None:
             member.write_evaluation(step, figures[index], {name: values[index] for name, values in buckets.items()})
     losses = {member.run.name: member.figures["loss"] for member in _going_on(group)}
+    losses = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
     if losses:
         best = min(losses, key=losses.__getitem__)
         group.progress.say(f"step {step}  lowest validation loss {losses[best]:.4f} ({best})")

@@ -140,14 +140,22 @@ def _read_values(base: RunConfig, axis: Axis) -> list[tuple[str, object]]:
     """The values of a field, each with its text; refuses those that are not of its type, or equal."""
     config = copy_config(base.config)
     read: dict[str, tuple[str, object]] = {}
+    is_text = any(field.path == axis.path and field.kind is str for field in flatten(config))
     for text in axis.texts:
+        text = _unquote(text) if is_text else text
         apply_overrides(config, [f"{axis.path}={text}"])
         value = next(field.value for field in flatten(config) if field.path == axis.path)
-        if repr(value) in read:
-            first = read[repr(value)][0]
+        key = repr(value + 0.0) if isinstance(value, float) else repr(value)  # -0.0 is 0.0
+        if key in read:
+            first = read[key][0]
             raise ConfigError(f"sweep: {axis.path} has the value {first} twice{_as_other(text, first)}")
-        read[repr(value)] = (text, value)
+        read[key] = (text, value)
     return list(read.values())
+
+
+def _unquote(text: str) -> str:
+    """Text without the quotes around it, which kept its separators apart."""
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def _as_other(text: str, first: str) -> str:

@@ -296,20 +296,36 @@ def test_random_numbers_that_differ_under_vmap_are_refused(base, tmp_path, name)
         (["mesh.fsdp=2"], "seed=0..1", "config.mesh.fsdp is 2, must be 1"),
         ([], "optimizer.learning_rate=1e-3; optimizer.b2=0.9,1.5", "b2 is 1.5, must be"),
         ([], "train.steps=0,1", "config.train.steps is 0"),
+        ([], "seed=0,4294967296", r"config.seed is 4294967296, must be in \[0, 2\*\*32\)"),
+        (["optimizer.b2=0.9"], "optimizer.name=adamw,sgd", "config.optimizer: b2 = 0.9: optimizer 'sgd' has no such"),
+        ([], "optimizer.learning_rate=1e-3,-1", "config.schedule: learning_rate is -1.0, must be at least 0"),
+        ([], "schedule.name=cosine,polynomial; schedule.power=2", "power is 2.0, must be None for schedule 'cosine'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_it_is_compiled(base, tmp_path, overrides, sweep, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         run_sweep(base.with_overrides(overrides), sweep, tmp_path)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_folders_of_runs_and_of_sweeps_are_told_apart(alone, base, tmp_path, capsys):
     with pytest.raises(RunDirectoryError, match="holds a run, not a sweep"):
         run_sweep(base, SWEEP, alone)
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    (tmp_path / "swept" / ".lock").write_text("")
+    with pytest.raises(RunDirectoryError, match="holds a sweep, not a run"):
+        train_and_evaluate(base, tmp_path / "swept")
     assert main(["sweep", f"--workdir={tmp_path}"]) == 2
     assert "holds no sweep to go on with" in capsys.readouterr().err
     assert main(["sweep", "--config=language_model:size=tiny", f"--workdir={tmp_path}"]) == 2
     assert "sweep needs --sweep=" in capsys.readouterr().err
+
+
+def test_flags_of_no_meaning_are_not_passed_over_when_going_on(swept, capsys):
+    for flag, message in (("--max_together=0", "max_together is 0"), ("--sweep=", "sweep is empty")):
+        assert main(["sweep", f"--workdir={swept[0]}", flag]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_other_config_in_the_same_folder_is_refused(swept, base):

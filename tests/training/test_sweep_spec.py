@@ -2,6 +2,7 @@ import pytest
 
 from jaxformer.training.config import ConfigError, load_config
 from jaxformer.training.sweep_groups import make_groups
+from jaxformer.training.sweep_loop import listed
 from jaxformer.training.sweep_plot import map_axes, mean_map
 from jaxformer.training.sweep_spec import MOST_RUNS, parse_sweep, plan_runs
 
@@ -41,6 +42,12 @@ def test_values_are_read_by_the_types_of_the_config(base):
     assert all("/" not in run.name and len(run.name) < 200 for run in runs)
 
 
+def test_quotes_keep_separators_in_a_text_and_are_no_part_of_it(base):
+    runs = plan(base, "sample.prompt='a, b; c',\"d\",e")
+    assert [run.settings["sample.prompt"] for run in runs] == ["a, b; c", "d", "e"]
+    assert [run.given.config.sample.prompt for run in runs] == ["a, b; c", "d", "e"]
+
+
 def test_two_fields_of_one_name_have_their_whole_paths_in_names(base):
     runs = plan(base, "model.name=gpt; data.name=python_stdlib; seed=-0..0")
     assert runs[0].name == "model.name=gpt,data.name=python_stdlib,seed=0"
@@ -57,6 +64,8 @@ def test_two_fields_of_one_name_have_their_whole_paths_in_names(base):
         ("seed=0,1; seed=2", "seed is given twice"),
         ("seed=0,1,0", "seed has the value 0 twice"),
         ("optimizer.learning_rate=1e-3,0.001", "has the value 1e-3 twice, as 0.001 too"),
+        ("optimizer.weight_decay=0,-0", "has the value 0 twice, as -0 too"),
+        ("optimizer.name=adamw,'adamw'", "has the value adamw twice"),
         ("optimizer.learning_rat=1", "optimizer.learning_rate"),
         ("optimizer=1", "is a section"),
         ("seed=1.5", "must be a whole number"),
@@ -97,6 +106,12 @@ def test_max_together_cuts_groups_into_equal_parts(base):
     assert [len(group) for group in make_groups(runs, 99)] == [10]
     with pytest.raises(ConfigError, match="max_together is 0"):
         make_groups(runs, 0)
+
+
+def test_few_of_many_runs_are_listed():
+    assert listed(["a"]) == "1 run: a"
+    assert listed(list("abcd")) == "4 runs together: a, b, c, d"
+    assert listed([*"abcd", *map(str, range(104))]) == "108 runs together: a, b, c, d, and 104 more"
 
 
 def test_map_is_the_mean_over_what_else_varies():
