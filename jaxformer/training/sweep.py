@@ -126,8 +126,7 @@ class _Trainer:
     def _is_finished(self, run: SweepRun) -> bool:
         if self._record.runs.get(run.name, {}).get("status") == "stopped":
             return True
-        steps, _ = find_steps(self._directory.run(run.name).checkpoints)
-        return bool(steps) and steps[-1] >= run.given.config.train.steps
+        return is_saved(self._directory, run)
 
     def _load(self, member: Member) -> Any:
         """The data of a run; they are the same for all runs of a group."""
@@ -163,6 +162,12 @@ class _Trainer:
             self._record.write(self._directory)
 
 
+def is_saved(directory: SweepDirectory, run: SweepRun) -> bool:
+    """Whether a run's last step is saved, by whichever command."""
+    steps, _ = find_steps(directory.run(run.name).checkpoints)
+    return bool(steps) and steps[-1] >= run.given.config.train.steps
+
+
 def at_same_place(members: Sequence[Member], data: Any) -> list[list[Member]]:
     """Runs that can go on together: from the same step, and where batches differ in shape, with the same seed."""
     from jaxformer.data import GroupedRows
@@ -180,6 +185,8 @@ def _write_results(directory: SweepDirectory, record: SweepRecord, runs: Sequenc
     for run in runs:
         known = record.runs.get(run.name, {"status": "unfinished", "seconds": None, "together": None})
         facts = {name: known[name] for name in ("seconds", "together")}
-        rows.append(result_row(directory.run(run.name), run.settings, known["status"], **facts))
+        # The record is older than the checkpoints where the process was killed, or the run went on alone.
+        status = "completed" if known["status"] == "unfinished" and is_saved(directory, run) else known["status"]
+        rows.append(result_row(directory.run(run.name), run.settings, status, **facts))
     write_csv(directory.table, rows)
     return rows

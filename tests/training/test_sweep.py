@@ -176,6 +176,19 @@ def test_interrupted_sweep_goes_on_to_the_same_end(swept, base, tmp_path, monkey
         assert_equal_figures(records(tmp_path / "runs" / row["run"]), records(folder / "runs" / row["run"]))
 
 
+def test_finished_run_that_the_record_does_not_know_is_completed(swept, tmp_path, monkeypatch):
+    """As where the process was killed after the last checkpoint, before the record was written."""
+    monkeypatch.setattr(sweep_module, "draw_sweep", lambda *arguments: "")
+    shutil.copytree(swept[0], tmp_path / "sweep")
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    del record["runs"][LAST]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(record))
+    assert main(["sweep", f"--workdir={tmp_path / 'sweep'}"]) == 0
+    with (tmp_path / "sweep" / "sweep.csv").open() as file:
+        statuses = {row["run"]: (row["status"], row["seconds"]) for row in csv.DictReader(file)}
+    assert statuses[LAST] == ("completed", "")
+
+
 def test_run_that_is_not_finite_stops_and_the_others_go_on(swept):
     folder, rows = swept
     assert [row["status"] for row in rows] == ["completed"] * 4 + ["stopped"] * 2
