@@ -153,6 +153,7 @@ def test_finished_sweep_is_not_repeated_and_prints_its_rows(swept, capsys, monke
     assert "finished before: 6 of 6 runs" in stderr
 
 
+@pytest.mark.slow
 def test_interrupted_sweep_goes_on_to_the_same_end(swept, base, tmp_path, monkeypatch, capsys):
     folder, _ = swept
     add = SweepLog.add
