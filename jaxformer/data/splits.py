@@ -49,9 +49,7 @@ def split_indices(texts: Sequence[str], validation_fraction: float, *, seed: int
     return training, validation
 
 
-def limit_bytes(
-    documents: Documents, most: int | None, *, seed: int = 0, name: str = "validation_bytes"
-) -> Documents:
+def limit_bytes(documents: Documents, most: int | None, *, seed: int = 0, name: str = "validation_bytes") -> Documents:
     """At most so many bytes of the documents: whole ones as their hash orders them, the last cut off.
 
     Args:

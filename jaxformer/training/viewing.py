@@ -23,7 +23,6 @@ from jaxformer.training.run_predictor import predicts, row_layout
 from jaxformer.training.sharding import make_mesh
 from jaxformer.training.translator import Translator, make_translator
 
-
 # Tokens of a model's own output at most, where its run says nothing of it.
 _LONGEST = 64
 
