@@ -180,6 +180,7 @@ def test_continued_runs_are_bit_equal_over_batches_of_several_shapes(files, work
     jax.tree.map(np.testing.assert_array_equal, variables, expected)
 
 
+@pytest.mark.slow
 def test_recurrent_runs_have_tokenizers_of_their_own(files, tmp_path):
     folder, path = files[0], tmp_path / "run"
     own = (f"data.tokenizer={folder}/de.json", f"data.source_tokenizer={folder}/en.json")
