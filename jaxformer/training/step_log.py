@@ -23,25 +23,13 @@ def step_record(figures: Mapping[str, float], skipped: float) -> dict[str, float
     return record | {"tokens": figures["weight_sum"], "skipped": skipped}
 
 
-class StepLog:
-    """Collects the device scalars of steps.
+class PendingSteps:
+    """The figures of steps that are on the device still, and since when their speed is measured."""
 
-    Args:
-      metrics: where the figures go; None = nowhere.
-      progress: who is told.
-      stop: whether a step that is not finite ends the run; otherwise it is told and the run goes on.
-
-    Attributes:
-      last: the figures of the last step written.
-    """
-
-    def __init__(self, metrics: MetricsWriter | None, progress: Progress, *, stop: bool):
-        self._metrics, self._progress, self._stop = metrics, progress, stop
+    def __init__(self) -> None:
         self._pending: list[tuple[int, dict[str, Any]]] = []
         self._clock: float | None = None
         self._timed_after = 0
-        self._fetched: list[tuple[int, dict[str, float]]] = []
-        self.last: dict[str, float] = {}
 
     def add(self, step: int, figures: dict[str, Any]) -> None:
         """Takes a step's figures as they are on the device, and waits for the step but one before."""
@@ -56,6 +44,25 @@ class StepLog:
         """Leaves the time until now, and the steps in it, out of the speed."""
         self._clock = time.monotonic()
         self._timed_after = self._pending[-1][0] if self._pending else self._timed_after
+
+
+class StepLog(PendingSteps):
+    """Collects the device scalars of steps.
+
+    Args:
+      metrics: where the figures go; None = nowhere.
+      progress: who is told.
+      stop: whether a step that is not finite ends the run; otherwise it is told and the run goes on.
+
+    Attributes:
+      last: the figures of the last step written.
+    """
+
+    def __init__(self, metrics: MetricsWriter | None, progress: Progress, *, stop: bool):
+        super().__init__()
+        self._metrics, self._progress, self._stop = metrics, progress, stop
+        self._fetched: list[tuple[int, dict[str, float]]] = []
+        self.last: dict[str, float] = {}
 
     def fetch(self) -> None:
         """Fetches the figures of all steps so far, and tells which were not finite.

@@ -2,20 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from jaxformer.training.progress import Progress
-from jaxformer.training.step_log import step_record
+from jaxformer.training.step_log import PendingSteps, step_record
 from jaxformer.training.sweep_members import Member
 
-# Steps that may be under way at once, as in a single run.
-_IN_FLIGHT = 2
 
-
-class SweepLog:
+class SweepLog(PendingSteps):
     """Collects the figures [R] of steps.
 
     Args:
@@ -25,26 +21,10 @@ class SweepLog:
     """
 
     def __init__(self, members: Sequence[Member], progress: Progress, *, stop: bool):
+        super().__init__()
         self._members, self._progress, self._stop = members, progress, stop
-        self._pending: list[tuple[int, dict[str, Any]]] = []
         self._fetched: list[tuple[int, dict[str, np.ndarray]]] = []
         self._told: set[str] = set()
-        self._clock: float | None = None
-        self._timed_after = 0
-
-    def add(self, step: int, figures: dict[str, Any]) -> None:
-        """Takes a step's figures as they are on the device, and waits for the step but one before."""
-        self._pending.append((step, figures))
-        if self._clock is None:  # the first step compiles, which would spoil the speed
-            jax.block_until_ready(figures)
-            self.restart_clock()
-        elif len(self._pending) >= _IN_FLIGHT:
-            jax.block_until_ready(self._pending[-_IN_FLIGHT][1]["loss"])
-
-    def restart_clock(self) -> None:
-        """Leaves the time until now, and the steps in it, out of the speed."""
-        self._clock = time.monotonic()
-        self._timed_after = self._pending[-1][0] if self._pending else self._timed_after
 
     def fetch(self) -> None:
         """Fetches the figures of all steps so far; of each run, its first step that was not finite is told."""
