@@ -28,7 +28,7 @@ class Device:
         multiplies it by default (`jax.lax.Precision.DEFAULT`: TF32 on GPUs that have it, bfloat16 on TPUs).
       bandwidth: of its memory, bytes per second.
       memory_bytes: how much it holds; None = not known.
-      source: where the figures stand.
+      source: where to look the figures up; those of ``DEVICES`` are yet to be compared with it.
     """
 
     peak_operations: Mapping[str, float]
