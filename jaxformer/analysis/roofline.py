@@ -28,7 +28,7 @@ class Device:
         multiplies it by default (`jax.lax.Precision.DEFAULT`: TF32 on GPUs that have it, bfloat16 on TPUs).
       bandwidth: of its memory, bytes per second.
       memory_bytes: how much it holds; None = not known.
-      source: where to look the figures up; those of ``DEVICES`` are yet to be compared with it.
+      source: where the figures stand.
     """
 
     peak_operations: Mapping[str, float]
@@ -52,10 +52,10 @@ DEVICES: dict[str, Device] = {
     "h200": _gpu(989.4e12, 494.7e12, 4800e9, 141, "NVIDIA H200 SXM datasheet, without sparsity"),
     "l4": _gpu(121e12, 60e12, 300e9, 24, "NVIDIA L4 datasheet, without sparsity"),
     "t4": _gpu(65e12, 8.1e12, 320e9, 16, "NVIDIA T4 datasheet (float16; it has no bfloat16 units)"),
-    "tpu_v4": _tpu(275e12, 1200e9, 32, "Google Cloud documentation, TPU v4, per chip"),
+    "tpu_v4": _tpu(275e12, 1200e9, 34.4, "Google Cloud documentation, TPU v4, per chip (32 GiB)"),
     "tpu_v5e": _tpu(197e12, 819e9, 16, "Google Cloud documentation, TPU v5e, per chip"),
     "tpu_v5p": _tpu(459e12, 2765e9, 95, "Google Cloud documentation, TPU v5p, per chip"),
-    "tpu_v6e": _tpu(918e12, 1640e9, 32, "Google Cloud documentation, TPU v6e, per chip"),
+    "tpu_v6e": _tpu(918e12, 1638e9, 32, "Google Cloud documentation, TPU v6e, per chip"),
 }
 """Accelerators by name."""
 
