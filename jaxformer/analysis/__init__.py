@@ -26,6 +26,7 @@ from jaxformer.analysis.noise_scale import (
     noise_scale_of_examples,
 )
 from jaxformer.analysis.normalisation import NormFigures, compare_norms, format_figures, vary_lengths
+from jaxformer.analysis.plots import plot_costs, plot_curves, plot_metrics, plot_patterns, plot_schedules
 from jaxformer.analysis.recording import AttentionMap, record_attention, token_texts
 from jaxformer.analysis.roofline import DEVICES, Bound, Device, roofline
 from jaxformer.analysis.second_order import (
@@ -86,6 +87,11 @@ __all__ = [
     "noise_scale_of_batches",
     "noise_scale_of_examples",
     "overtaking_length",
+    "plot_costs",
+    "plot_curves",
+    "plot_metrics",
+    "plot_patterns",
+    "plot_schedules",
     "plot_trajectories",
     "point_params",
     "read_grid",

@@ -3,10 +3,12 @@
     figure = plot_metrics({"dense": read_metrics("runs/dense/metrics.jsonl")})
     figure.savefig("curves.png")
 
-Every function returns a `matplotlib.figure.Figure`, which a notebook shows and `savefig` writes; nothing global is
-changed. They need matplotlib (extra `plots`), which is imported only when one is called.
+Every function returns a `matplotlib.figure.Figure`, which `savefig` writes and a notebook shows (Jupyter: after
+`%matplotlib inline` or an import of pyplot); nothing global is changed. They need matplotlib (extra `plots`), which is
+imported only when one is called.
 """
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,16 +37,25 @@ QUANTITIES: dict[str, tuple[str, Callable[[Any], float | None]]] = {
 """What `plot_costs` draws, by name: the axis's label, and the number of an `AttentionCost`."""
 
 
+def require_matplotlib() -> None:
+    """Refuses to go on without matplotlib.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("plots need matplotlib: pip install 'jaxformer[plots]'")
+
+
 def new_figure(rows: int, columns: int, width: float = 5.0, height: float = 3.6) -> tuple["Figure", list[Any]]:
     """A figure with so many panels, as a flat list; sizes are a panel's, in inches.
 
     Raises:
       ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("plots need matplotlib: pip install 'jaxformer[plots]'") from None
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxformer.analysis.plots import require_matplotlib
+
 
 @dataclass(frozen=True)
 class Surface:
@@ -158,10 +160,9 @@ def plot_trajectories(
     surface = _find(surface)
     if not paths:
         raise ValueError("paths is empty, must have at least one path")
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'jaxformer[plots]'") from error
+    require_matplotlib()
+    from matplotlib import pyplot
+
     if axes is None:
         axes = pyplot.subplots(figsize=(7, 5), layout="constrained")[1]
     across, up = (np.linspace(*side, resolution) for side in surface.window)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer.analysis.plots import plot_metrics
+from jaxformer.analysis.plots import plot_metrics, require_matplotlib
 from jaxformer.training.metrics import read_metrics
 from jaxformer.training.run_directory import RunDirectory, RunDirectoryError
 
@@ -39,16 +39,18 @@ def plot_runs(
 
 
 def check_picture(output: str | Path) -> None:
-    """Refuses, before anything is computed, a picture's file that cannot be written.
+    """Refuses, before anything is computed, a picture that cannot be drawn or written.
 
     Raises:
-      ValueError: as said.
+      ValueError: its name or its folder.
+      ImportError: matplotlib is not installed.
     """
     path = Path(output)
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"output is {path.name!r}; its name must end in {', '.join(PICTURES)}")
     if not path.parent.is_dir():
         raise ValueError(f"output {path}: there is no folder {path.parent}")
+    require_matplotlib()
 
 
 def save_picture(figure: Any, output: str | Path) -> None:

@@ -38,6 +38,7 @@ class Translator:
       source_tokenizer: of what it reads.
       tokenizer: of what it writes.
       start_id: what its decoder begins with.
+      max_new_tokens: of a translation, at most, where a call does not say; None = each call has to.
     """
 
     model: nn.Module
@@ -46,9 +47,12 @@ class Translator:
     source_tokenizer: Any
     tokenizer: Any
     start_id: int
+    max_new_tokens: int | None = None
 
     def translate_ids(self, sources: Sequence[Any], **options: Any) -> list[list[TextHypothesis]]:
         """As ``translate`` below, of token ids that end with the source's end id."""
+        if self.max_new_tokens is not None:
+            options = {"max_new_tokens": self.max_new_tokens, **options}
         found = translate(
             self.model,
             self.params,
@@ -69,7 +73,8 @@ class Translator:
 
         Args:
           texts: the sources.
-          **options: of ``jaxformer.inference.translate``: max_new_tokens, num_beams, num_return, length_penalty, ….
+          **options: of ``jaxformer.inference.translate``, as num_beams, num_return, length_penalty or
+            max_new_tokens (left out, the run's own).
 
         Returns:
           The hypotheses of each text, best first.
@@ -118,7 +123,8 @@ def make_translator(
     tokenizer = load_tokenizer(directory.tokenizer(tokenizer_name(config)))
     separate = config.data.get("source_tokenizer")
     source = tokenizer if separate is None else load_tokenizer(directory.source_tokenizer(separate))
-    return Translator(model, params, model_state, source, tokenizer, decoder_start(tokenizer))
+    longest = config.eval.get("max_new_tokens") or None
+    return Translator(model, params, model_state, source, tokenizer, decoder_start(tokenizer), longest)
 
 
 def translates(config: ConfigDict) -> bool:

@@ -89,7 +89,7 @@ def view_run(
             )
         translator = make_translator(directory, config, model, params, model_state)
         if text is None:
-            longest = config.eval.get("max_new_tokens") or _LONGEST
+            longest = translator.max_new_tokens or _LONGEST
             text = translator.translate([source], max_new_tokens=longest)[0][0].text
         return attention_view(translation_maps(translator, source, text, join), **options)
     if source is not None or text is None:

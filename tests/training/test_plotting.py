@@ -1,6 +1,7 @@
 """Pictures of runs: names of runs, files, and the command."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_the_command_writes_a_picture(runs, tmp_path, name, capsys):
     assert "2 runs in" in stderr
     written = (tmp_path / name).read_bytes()
     assert written.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+
+
+def test_without_matplotlib_nothing_is_computed_for_a_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    flags = ["compare", "--config=language_model:size=tiny", "--attention=dense", "--length=32"]
+    assert main([*flags, f"--plot={tmp_path / 'cells.png'}"]) != 0
+    stdout, stderr = capsys.readouterr()
+    assert stdout == ""
+    assert "plots need matplotlib: pip install 'jaxformer[plots]'" in stderr
 
 
 @pytest.mark.parametrize(

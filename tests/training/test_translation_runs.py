@@ -167,8 +167,10 @@ def test_attention_maps_of_a_sentence_have_its_tokens(workdir):
     assert maps["cross"].weights.shape == (1, 2, *sides)
     assert ("".join(maps["cross"].rows), "".join(maps["cross"].columns)) == (f"{target}<eos>", f"{source}<eos>")
     np.testing.assert_allclose(maps["cross"].weights.sum(-1), 1, rtol=1e-5)
+    assert translator.max_new_tokens == 9  # the run's own
     own = translator.translate([source], max_new_tokens=9)[0][0].text
     expected = translator.attention_maps(source, own)["cross"].weights
+    np.testing.assert_array_equal(translator.attention_maps(source)["cross"].weights, expected)
     np.testing.assert_array_equal(translator.attention_maps(source, max_new_tokens=9)["cross"].weights, expected)
 
 
