@@ -124,6 +124,20 @@ def setting(name: str, arguments: dict[str, Any]) -> str:
     return f"`{name}`" + (f" {', '.join(f'{key} {value}' for key, value in arguments.items())}" if arguments else "")
 
 
+def scales(*head_dims: str) -> str:
+    """What `logit_statistics` measures with and without the factor, for some sizes of a head."""
+    import jax
+
+    from jaxformer.attention import logit_statistics
+
+    lines = ["| head_dim | variance of logits | largest weight | gradient |", "|---|---|---|---|"]
+    for head_dim in map(int, head_dims):
+        bare, divided = (logit_statistics(jax.random.key(0), head_dim, scale=scale) for scale in (1.0, None))
+        pairs = [f"{float(left):.3g}, {float(right):.3g}" for left, right in zip(bare, divided)]
+        lines.append(f"| {head_dim} | " + " | ".join(pairs) + " |")
+    return "\n".join(lines)
+
+
 def number(value: float, unit: str = "") -> str:
     """Three digits and a prefix: of 1,024 for bytes, of 1,000 otherwise."""
     base, infix = (1024, "i") if unit else (1000, "")

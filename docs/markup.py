@@ -11,6 +11,7 @@ BLOCKS = {
     "picture": pictures.picture,
     "facts": attention_tables.facts,
     "cost": attention_tables.costs,
+    "scale": attention_tables.scales,
     "catalogue": attention_tables.catalogue,
     "names": reference.names_table,
     "notebooks": reference.notebooks_table,

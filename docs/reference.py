@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -170,9 +171,11 @@ def names_table(title: str) -> str:
 
 def notebooks_table(_: str) -> str:
     """The notebooks with their titles."""
-    lines = ["| notebook | what |", "|---|---|"]
+    lines = ["| notebook, in Colab | in a clone |", "|---|---|"]
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text())["cells"]
         text = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "markdown"))
-        lines.append(f"| `notebooks/{path.name}` | {text.strip().splitlines()[0].lstrip('# ')} |")
+        title, colab = text.strip().splitlines()[0].lstrip("# "), re.search(r"https://colab[^)\s]+\.ipynb", text)
+        assert colab is not None, path
+        lines.append(f"| [{title}]({colab[0]}) | `notebooks/{path.name}` |")
     return "\n".join(lines)
