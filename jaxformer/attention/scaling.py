@@ -15,8 +15,8 @@ class LogitStatistics(NamedTuple):
     Attributes:
       variance: of scale * query key over all pairs.
       highest_weight: the largest weight of a query, averaged over queries; 1 / num_keys where all are equal.
-      gradient: the largest absolute derivative of a weight by a logit, averaged over queries, p (1 - p) for the largest
-        weight p: below 0.25 always, and near 0 where one key takes all.
+      gradient: the sum of |d weight / d logit| over all pairs of keys, averaged over queries: 2 (1 - sum of squared
+        weights), near 2 where many keys share the weight, and near 0 where one takes all.
     """
 
     variance: Float[Array, ""]
@@ -51,5 +51,6 @@ def logit_statistics(
     query = jax.random.normal(query_rng, (num_queries, head_dim), jnp.float32)
     key = jax.random.normal(key_rng, (num_keys, head_dim), jnp.float32)
     logits = (query @ key.T) * (head_dim**-0.5 if scale is None else scale)
-    highest = jax.nn.softmax(logits, axis=-1).max(-1)
-    return LogitStatistics(logits.var(), highest.mean(), (highest * (1 - highest)).mean())
+    weights = jax.nn.softmax(logits, axis=-1)
+    gradient = 2 * (1 - jnp.square(weights).sum(-1))
+    return LogitStatistics(logits.var(), weights.max(-1).mean(), gradient.mean())

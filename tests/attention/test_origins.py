@@ -306,14 +306,25 @@ def test_memory_of_shared_queries_and_keys_is_linear():
 
 def test_products_grow_with_the_head_size_and_drown_the_gradient(rng):
     run = jax.jit(logit_statistics, static_argnames=("head_dim", "scale"))
-    bare = {head_dim: run(rng, head_dim=head_dim, scale=1.0) for head_dim in (4, 512)}
-    scaled = {head_dim: run(rng, head_dim=head_dim) for head_dim in (4, 512)}
-    for head_dim in (4, 512):
+    sizes = (4, 64, 512)
+    bare = {head_dim: run(rng, head_dim=head_dim, scale=1.0) for head_dim in sizes}
+    scaled = {head_dim: run(rng, head_dim=head_dim) for head_dim in sizes}
+    for head_dim in sizes:
         np.testing.assert_allclose(bare[head_dim].variance / head_dim, 1, atol=0.2)
         np.testing.assert_allclose(scaled[head_dim].variance, 1, atol=0.2)
     assert bare[4].highest_weight < 0.4
     assert bare[512].highest_weight > 0.8
     assert all(figures.highest_weight < 0.1 for figures in scaled.values())
-    assert bare[4].gradient > 1.5 * bare[512].gradient
+    assert bare[4].gradient > 2 * bare[64].gradient > 4 * bare[512].gradient
+    assert all(1.9 < figures.gradient < 2 for figures in scaled.values())
     with pytest.raises(ValueError, match="head_dim is 0"):
         logit_statistics(rng, 0)
+
+
+def test_the_gradient_of_the_scale_s_figures_is_that_of_the_softmax(rng):
+    query_rng, key_rng = jax.random.split(rng)
+    query, key = jax.random.normal(query_rng, (3, 8)), jax.random.normal(key_rng, (5, 8))
+    jacobians = jax.vmap(jax.jacobian(jax.nn.softmax))(query @ key.T)
+    expected = np.abs(jacobians).sum((1, 2)).mean()
+    found = logit_statistics(rng, 8, scale=1.0, num_queries=3, num_keys=5).gradient
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
