@@ -51,7 +51,7 @@ DEVICES: dict[str, Device] = {
     "h100": _gpu(989.4e12, 494.7e12, 3350e9, 80, "NVIDIA H100 SXM datasheet, without sparsity"),
     "h200": _gpu(989.4e12, 494.7e12, 4800e9, 141, "NVIDIA H200 SXM datasheet, without sparsity"),
     "l4": _gpu(121e12, 60e12, 300e9, 24, "NVIDIA L4 datasheet, without sparsity"),
-    "t4": _gpu(65e12, 8.1e12, 320e9, 16, "NVIDIA T4 datasheet (float16; it has no bfloat16 units)"),
+    "t4": Device({"float16": 65e12, "float32": 8.1e12}, 320e9, 16e9, "NVIDIA T4 datasheet (no bfloat16 units)"),
     "tpu_v4": _tpu(275e12, 1200e9, 34.4, "Google Cloud documentation, TPU v4, per chip (32 GiB)"),
     "tpu_v5e": _tpu(197e12, 819e9, 16, "Google Cloud documentation, TPU v5e, per chip"),
     "tpu_v5p": _tpu(459e12, 2765e9, 95, "Google Cloud documentation, TPU v5p, per chip"),

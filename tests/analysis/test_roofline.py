@@ -27,11 +27,13 @@ def test_a_faster_memory_moves_the_bound():
 def test_devices_have_figures_in_their_order():
     for name, device in DEVICES.items():
         assert device.source, name
-        assert device.peak_operations["bfloat16"] >= device.peak_operations["float32"] > device.bandwidth > 1e11
+        assert device.peak_operations["float16"] >= device.peak_operations["float32"] > device.bandwidth > 1e11
     assert DEVICES["h200"].bandwidth > DEVICES["h100"].bandwidth > DEVICES["a100"].bandwidth
 
 
 def test_what_has_no_figure_is_refused():
+    with pytest.raises(ValueError, match=r"no peak of bfloat16, the model's dtype; it must be one of float16, float32"):
+        roofline(dataclasses.replace(COST, dtype="bfloat16"), DEVICES["t4"])
     with pytest.raises(ValueError, match=r"no peak of float64, the model's dtype; it must be one of float32"):
         roofline(dataclasses.replace(COST, dtype="float64"), Device({"float32": 1.0}, 1.0))
     with pytest.raises(ValueError, match=r"bandwidth is 0\.0; it must be a positive number"):
