@@ -18,7 +18,10 @@ def lower(function, *arguments):
     """Exports a function of pytrees, given flat."""
     leaves, tree = jax.tree.flatten(arguments)
     flat = jax.jit(lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
-    assert jax.export.export(flat, platforms=PLATFORMS)(*map(jnp.asarray, leaves)).platforms == PLATFORMS
+    # On CPUs blockwise forms ask for a layout, in a way that is not promised to be kept in later versions.
+    layout = jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")
+    exported = jax.export.export(flat, platforms=PLATFORMS, disabled_checks=[layout])(*map(jnp.asarray, leaves))
+    assert exported.platforms == PLATFORMS
 
 
 @pytest.mark.slow
