@@ -1,8 +1,9 @@
 """Every kind of attention by length: time, temporaries, operations, growth, and where each overtakes dense attention.
 
 Forward and backward together, one compiled program a kind and length, both results returned, least of the repetitions;
-all kinds of one length run in turns. XLA's temporary memory comes from the compiled program, operations from the cost
-model (`jaxformer.analysis.cost`). The last table is attention's share of a block with projections and feed-forward.
+all kinds of one length run in turns. XLA's temporary memory comes from the compiled program; operations, and the
+temporaries beside XLA's, from the cost model (`jaxformer.analysis.cost`). The last table is the share of attention in a
+block with projections and feed-forward.
 
     python benchmarks/attention.py --kinds=all --lengths=64,256,1024,4096,16384
     python benchmarks/attention.py --kinds=local,lsh --lengths=8192,16384,32768,65536 --plot=kinds.png
@@ -56,6 +57,7 @@ class Measurement:
     kind: str
     length: int
     operations: int
+    stated_mib: float
     temporary_mib: float | None
     seconds: float | None
 
@@ -167,6 +169,7 @@ class Program:
     Attributes:
       run: computes once and waits for the result; None where it would take too long or too much memory.
       operations: of the forward and backward pass, by the cost model.
+      stated_bytes: temporaries of the backward pass, by the cost model.
       temporary_bytes: XLA's; None where it was not compiled.
     """
 
@@ -174,6 +177,7 @@ class Program:
     length: int
     run: Callable[[], None] | None
     operations: int
+    stated_bytes: int
     temporary_bytes: int | None
     seconds: list[float]
 
@@ -183,9 +187,10 @@ def compile_kind(name: str, length: int, timed: bool) -> Program:
     setting = settings(length)[name]
     record, args = arguments_of(name, setting)
     cost_args = setting.args if setting.cost is None else setting.cost
-    operations = attention_cost(name, 1, length, HEADS, HEAD_DIM, causal=setting.causal, **cost_args).training.total
+    cost = attention_cost(name, 1, length, HEADS, HEAD_DIM, causal=setting.causal, **cost_args)
+    operations, stated = cost.training.total, cost.backward.temporary_bytes
     if operations > MOST_OPERATIONS:
-        return Program(name, length, None, operations, None, [])
+        return Program(name, length, None, operations, stated, None, [])
     random = np.random.default_rng(0)
     shape = (1, length, HEADS, HEAD_DIM)
     count = 2 if record.shared_query_key else 3
@@ -205,7 +210,7 @@ def compile_kind(name: str, length: int, timed: bool) -> Program:
     def run() -> None:
         jax.block_until_ready(compiled(tensors, arrays, direction))
 
-    return Program(name, length, run if timed and temporary <= MOST_BYTES else None, operations, temporary, [])
+    return Program(name, length, run if timed and temporary <= MOST_BYTES else None, operations, stated, temporary, [])
 
 
 def take_turns(programs: list[Program], repetitions: int) -> None:
@@ -231,8 +236,10 @@ def measure(names: list[str], lengths: list[int], repetitions: int) -> list[Meas
         for program in programs:
             mib = None if program.temporary_bytes is None else program.temporary_bytes / 2**20
             least = min(program.seconds) if program.seconds else None
-            results.append(Measurement(program.name, length, program.operations, mib, least))
-            print(f"{program.name:>16} {length:>6}  {_cell(mib, '.0f')} MiB  {_cell(least, '.4f')} s", flush=True)
+            stated = program.stated_bytes / 2**20
+            results.append(Measurement(program.name, length, program.operations, stated, mib, least))
+            memory = f"{_cell(mib, '.0f')} MiB ({stated:.0f} by the cost model)"
+            print(f"{program.name:>16} {length:>6}  {memory}  {_cell(least, '.4f')} s", flush=True)
     return results
 
 
@@ -244,35 +251,36 @@ def expected_seconds(program: Program, results: list[Measurement]) -> float:
 
 
 def summary(results: list[Measurement]) -> list[dict[str, Any]]:
-    """For each kind the growth exponents over its lengths, and the first length at which it is faster than dense."""
+    """For each kind the growth exponents over its lengths, and from which of them on it stays below dense attention."""
     rows = []
-    dense = {result.length: result for result in results if result.kind == "dense"}
+    dense = [result for result in results if result.kind == "dense"]
     for name in dict.fromkeys(result.kind for result in results):
         own = [result for result in results if result.kind == name]
-        faster = [
-            result.length
-            for result in own
-            if name != "dense"
-            and result.seconds is not None
-            and dense.get(result.length, result).seconds is not None
-            and result.seconds < dense.get(result.length, result).seconds
-        ]
-        cheaper = [
-            result.length
-            for result in own
-            if result.length in dense and result.operations < dense[result.length].operations
-        ]
         rows.append(
             {
                 "kind": name,
                 "operations": _exponent(own, "operations"),
                 "temporaries": _exponent(own, "temporary_mib"),
                 "time": _exponent(own, "seconds"),
-                "faster_than_dense_from": faster[0] if faster else None,
-                "fewer_operations_from": cheaper[0] if cheaper else None,
+                "faster_than_dense_from": stays_below(own, dense, "seconds"),
+                "fewer_operations_from": stays_below(own, dense, "operations"),
             }
         )
     return rows
+
+
+def stays_below(own: list[Measurement], dense: list[Measurement], field: str) -> int | None:
+    """The least length from which on a kind has less of something than dense attention at every length of both."""
+    yardstick = {result.length: getattr(result, field) for result in dense}
+    found = None
+    for result in sorted(own, key=lambda result: -result.length):
+        number, other = getattr(result, field), yardstick.get(result.length)
+        if number is None or other is None:
+            continue
+        if number >= other:
+            break
+        found = result.length
+    return found
 
 
 def _exponent(results: list[Measurement], field: str) -> float | None:
@@ -304,7 +312,7 @@ def compile_surroundings(length: int) -> Program:
     def run() -> None:
         jax.block_until_ready(compiled(params, x))
 
-    return Program("rest", length, run, 0, None, [])
+    return Program("rest", length, run, 0, 0, None, [])
 
 
 def share_of_block(names: list[str], lengths: list[int], repetitions: int) -> dict[str, dict[int, float]]:
@@ -325,13 +333,15 @@ def table(results: list[Measurement], rows: list[dict[str, Any]], shares: dict[s
     lengths = sorted({result.length for result in results})
     found = {(result.kind, result.length): result for result in results}
     header = "| kind | " + " | ".join(f"{length:,}" for length in lengths) + " |"
-    lines = ["ms (least) · temporaries in MiB by tokens", "", header, "|---" * (len(lengths) + 1) + "|"]
+    lines = ["ms (least) · temporaries in MiB (by the cost model), by tokens", ""]
+    lines += [header, "|---" * (len(lengths) + 1) + "|"]
     for row in rows:
         cells = []
         for length in lengths:
             result = found[row["kind"], length]
             milliseconds = None if result.seconds is None else 1e3 * result.seconds
-            cells.append(f"{_cell(milliseconds, '.1f')} · {_cell(result.temporary_mib, '.0f')}")
+            memory = f"{_cell(result.temporary_mib, '.0f')} ({result.stated_mib:.0f})"
+            cells.append(f"{_cell(milliseconds, '.1f')} · {memory}")
         lines.append(f"| {row['kind']} | " + " | ".join(cells) + " |")
     lines += ["", "growth with length (exponents), and where a kind overtakes dense attention", ""]
     names = ("operations", "temporaries", "time", "fewer_operations_from", "faster_than_dense_from")
