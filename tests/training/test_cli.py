@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from jaxformer.attention import ATTENTION
 from jaxformer.cli import main
 from jaxformer.cli.generate import _read_prompts
 from jaxformer.cli.parsing import UsageError, expand_flagfiles, split_overrides
@@ -44,6 +45,11 @@ def test_list_names_what_a_config_may_name_with_a_line_each():
     entries = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line.startswith("  ")}
     assert {"language_model", "dense", "gpt", "python_stdlib", "adamw", "cosine"} <= set(entries)
     assert all(len(summary) > 10 for summary in entries.values())
+    for name, kind in ATTENTION.items():
+        place = next(place for place, line in enumerate(lines) if line.split()[:1] == [name])
+        assert kind.paper.rpartition(", ")[2] in lines[place]
+        causal, decodes = "" if kind.causal else "never ", "decodes" if kind.decodes else "no decoding"
+        assert lines[place + 1].split() == f"{causal}causal {decodes} {kind.cost}".split()
 
 
 def test_train_prints_one_json_line_and_nothing_else_on_stdout(tiny_flags, tmp_path, capsys):
