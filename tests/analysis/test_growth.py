@@ -29,5 +29,5 @@ def test_long_rows_grow_as_their_papers_say(kind):
     temporaries = [cost.backward.temporary_bytes for cost in costs]
     assert growth_exponent(LENGTHS, temporaries) <= 1.05
     dense = [attention_cost("dense", 1, length, 8, 64, causal=causal) for length in LENGTHS]
-    assert growth_exponent(LENGTHS, [cost.training.total for cost in dense]) == pytest.approx(2, abs=0.01)
+    assert growth_exponent(LENGTHS, [cost.training.total for cost in dense]) == pytest.approx(2, abs=0.02)
     assert all(own.training.total < other.training.total for own, other in zip(costs, dense))
