@@ -1,4 +1,4 @@
-"""The cost of whole models against their programs, published parameter counts and the compiler's memory.
+"""The cost of whole models against their programs, their shapes and the compiler's memory.
 
     python benchmarks/model_cost.py
     python benchmarks/model_cost.py --quick
@@ -6,8 +6,9 @@
 
 Shapes only: no parameter is drawn and no model run. Ratios of products and parameters are exact, 1.0000 or wrong:
 - forward: `forward_products`, by formula, to what the program's trace holds;
-- gradient: forward and backward of `model_cost` together to `count_matmul_operations` of loss and gradient;
-- parameters: to those of the tree of shapes; cache: to that of the cache that a program makes;
+- gradient, prefill, decode: products of `model_cost` to `count_matmul_operations` of the same programs: loss and
+  gradient, reading a prompt of all tokens, one more token;
+- shapes: parameters to those of `jax.eval_shape`; cache: bytes to those of `init_cache`, or of `start` with an encoder;
 - activations to XLA's temporaries of loss and gradient: kept arrays alone against those with all workspace, of which
   the compiler shares memory that is no longer needed, and for which it may compute again. An estimate.
 """
@@ -41,6 +42,8 @@ COLUMNS = (
     "GFLOP/token",
     "forward",
     "gradient",
+    "prefill",
+    "decode",
     "shapes",
     "cache",
     "activations",
@@ -60,10 +63,6 @@ def measure(make, size, batch_size, length, compiles):
     whole = count_matmul_operations(gradient, *arguments)
     formula = sum(forward_products(model.config, batch_size, length).values())
     parameters = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-    cache = 1.0
-    if cost.cache_bytes is not None:
-        leaves = generation(model, variables, inputs)[0]
-        cache = cost.cache_bytes / sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     total, kept = sum(cost.parameters.values()), sum(cost.activation_bytes.values())
     cells = [
         f"{total:,}",
@@ -71,14 +70,38 @@ def measure(make, size, batch_size, length, compiles):
         f"{cost.products_per_token('forward') / 1e9:.4f}",
         f"{formula / cost.products('forward'):.4f}",
         f"{(cost.products('forward') + cost.products('backward')) / whole:.4f}",
+        *generating(model, variables, inputs, cost),
         f"{total / parameters:.4f}",
-        "-" if cost.cache_bytes is None else f"{cache:.4f}",
+        "-" if cost.cache_bytes is None else f"{cost.cache_bytes / cache_bytes(model, variables, inputs):.4f}",
         f"{kept / 1e6:,.0f} MB",
     ]
     if not compiles:
         return [*cells, "-", "-"]
     temporary = compiled_cost(gradient, *arguments).temporary_bytes
     return [*cells, f"{temporary / 1e6:,.0f} MB", f"{kept / temporary:.2f}"]
+
+
+def generating(model, variables, inputs, cost):
+    """Ratios of the products of both phases of generation."""
+    if cost.cache_bytes is None:
+        return ["-", "-"]
+    phases = zip(("prefill", "decode"), generation(model, variables, inputs)[1:])
+    return [
+        f"{cost.products(name) / count_matmul_operations(phase.function, *phase.arguments):.4f}"
+        for name, phase in phases
+    ]
+
+
+def cache_bytes(model, variables, inputs):
+    """Of the cache as the model makes it."""
+
+    def leaves(variables, source):
+        if source is None:
+            return jax.tree.leaves(model.init_cache(inputs.batch_size, inputs.length))
+        return jax.tree.leaves(model.apply(variables, source, inputs.length, method="start"))
+
+    shapes = jax.eval_shape(leaves, variables, inputs.arrays().get("source"))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
 
 def main():
