@@ -42,14 +42,14 @@ def cluster_queries(
     """The cluster of each query, by Lloyd's K-means on hashes under the Hamming distance; no gradient passes.
 
     Starts at the hashes of evenly spaced queries, and ties go to the cluster of lower number. A cluster without members
-    keeps its hash. Queries that do not exist belong to some cluster and shape none.
+    keeps its hash. Queries that do not exist belong to the nearest cluster too, but shape none.
     """
     batch_size, num_queries, num_heads, _ = query.shape
     if num_queries == 0:
         return jnp.zeros((batch_size, num_heads, 0), jnp.int32)
     planes = hash_planes.astype(query.dtype)
     sides = jnp.einsum("btnh,hj->bntj", lax.stop_gradient(query), lax.stop_gradient(planes)) >= 0
-    bits = jnp.where(exists[:, None, :, None], jnp.where(sides, 1.0, -1.0), 0.0).astype(jnp.float32)
+    bits = jnp.where(sides, 1.0, -1.0).astype(jnp.float32)
     # Evenly spaced among the queries that exist, which come first in the order.
     order = jnp.argsort(~exists, axis=1, stable=True)
     places = (2 * jnp.arange(num_clusters, dtype=jnp.int32) + 1)[None] * exists.sum(1, keepdims=True, dtype=jnp.int32)

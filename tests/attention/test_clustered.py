@@ -27,6 +27,8 @@ def test_queries_on_two_sides_form_two_clusters():
     exists = jnp.ones((1, 4), bool)
     cluster = jax.jit(clusters.cluster_queries, static_argnums=(3, 4))
     assert cluster(query, planes, exists, 2, 1).ravel().tolist() == [0, 1, 0, 1]
+    # A query that doesn't exist is still nearest to the second.
+    assert cluster(query, planes, exists.at[0, 1].set(False), 2, 1).ravel().tolist() == [0, 1, 0, 1]
     attend = jax.jit(clustered_attention, static_argnames=("num_clusters", "top_k", "scale"))
     options = {"hash_planes": planes, "num_clusters": 2, "scale": 1.0}
     high, low = 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(3))
