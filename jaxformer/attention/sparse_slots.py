@@ -59,7 +59,7 @@ def _regions(pattern: Pattern, max_length: int) -> list[Region]:
             return [_ring(pattern, (before + 1) * size, max_length)]
         case Tokens(rows=True, indices=indices):
             # A chosen row sees all that came before it.
-            return [Region(pattern, min(max(indices) + 1, max_length), _same)]
+            return [Region(pattern, min(max(indices, default=-1) + 1, max_length), _same)]
         case Tokens(indices=indices):
             kept = tuple(index for index in indices if index < max_length)
             return [Region(pattern, len(kept), functools.partial(_number_of, kept))]

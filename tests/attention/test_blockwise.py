@@ -20,10 +20,10 @@ def pairs_of(plan):
 
 
 @given(
-    queries=st.integers(1, 40),
-    keys=st.integers(1, 40),
-    query_block=st.integers(1, 40),
-    key_block=st.integers(1, 40),
+    queries=st.integers(1, 200),
+    keys=st.integers(1, 200),
+    query_block=st.integers(1, 200),
+    key_block=st.integers(1, 200),
     causal=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
