@@ -1,6 +1,7 @@
 """LSH attention by hand-computed numbers, lengths beside chunks, what leaks and what doesn't, decoding and memory."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -77,44 +78,33 @@ def test_a_key_of_two_rounds_counts_once_or_twice():
         np.testing.assert_allclose(weights[0, 0, 0], [0, *(powers / powers.sum())], rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_weights_are_those_of_the_output_under_every_rule():
-    tokens, value = draw(11)
-
-    @functools.partial(jax.jit, static_argnums=(0, 1))
-    def both(within_bucket, deduplicate, tokens, value):
-        options = {"within_bucket": within_bucket, "deduplicate": deduplicate, "chunk_size": 3, "num_chunks_before": 2}
-        options |= {"rotations": rotations(3), "num_buckets": (2, 4), "causal": True}
-        weights = lsh_attention_weights(tokens, **options)
-        return lsh_attention(tokens, value, **options), jnp.einsum("bnts,bsnv->btnv", weights, value)
-
-    # The other two rules are rows of the contract table.
-    for rule in ((True, True), (False, False)):
-        np.testing.assert_allclose(*both(*rule, tokens, value), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_length_beside_chunks_and_padding_move_no_token():
-    """Every length in chunks of 4 equals the same tokens before padding of any content and length."""
+@functools.cache
+def in_chunks_of_four(num_hashes, causal):
+    """(tokens, value, key_mask) to the output: compiled once for all tests of a form and length."""
+    options = {"num_hashes": num_hashes, "causal": causal, "num_buckets": (2, 4), "chunk_size": 4}
     rounds = rotations(2)
+    return jax.jit(lambda *inputs, key_mask: lsh_attention(*inputs, rotations=rounds, key_mask=key_mask, **options))
 
-    @functools.partial(jax.jit, static_argnums=(0, 1))
-    def run(num_hashes, causal, tokens, value, key_mask):
-        options = {"num_hashes": num_hashes, "causal": causal, "key_mask": key_mask}
-        return lsh_attention(tokens, value, rotations=rounds, num_buckets=(2, 4), chunk_size=4, **options)
 
+@pytest.mark.parametrize(
+    ("length", "num_hashes", "causal"),
+    [
+        pytest.param(*case, marks=() if case == (7, 2, True) else pytest.mark.slow)
+        for case in itertools.product((1, 3, 4, 7, 8, 9), (1, 2), (False, True))
+    ],
+)
+def test_length_beside_chunks_and_padding_move_no_token(length, num_hashes, causal):
+    """A length in chunks of 4 equals the same tokens before padding of any content and length."""
+    run = in_chunks_of_four(num_hashes, causal)
     tokens, value = draw(14)
-    others = draw(14, seed=1)
-    forms = [(1, False), (2, True), (1, True), (2, False), (2, True), (1, False)]
-    for length, form in zip((1, 3, 4, 7, 8, 9), forms):
-        alone = run(*form, tokens[:, :length], value[:, :length], np.ones((1, length), bool))
-        inside = np.arange(14)[None] < length
-        for content in (0.0, 7.0, others):
-            pads = content if isinstance(content, tuple) else (content, content)
-            padded = [np.where(inside[:, :, None, None], x, pad) for x, pad in zip((tokens, value), pads)]
-            output = run(*form, *padded, inside)
-            np.testing.assert_allclose(output[:, :length], alone, atol=1e-6)
-            assert not output[:, length:].any()
+    alone = run(tokens[:, :length], value[:, :length], key_mask=np.ones((1, length), bool))
+    inside = np.arange(14)[None] < length
+    for content in (0.0, 7.0, draw(14, seed=1)):
+        pads = content if isinstance(content, tuple) else (content, content)
+        padded = [np.where(inside[:, :, None, None], x, pad) for x, pad in zip((tokens, value), pads)]
+        output = run(*padded, key_mask=inside)
+        np.testing.assert_allclose(output[:, :length], alone, atol=1e-6)
+        assert not output[:, length:].any()
 
 
 @pytest.mark.slow
