@@ -197,22 +197,22 @@ def _chunk(
     """Attends from the chunk's queries to the slots, the ring and the chunk itself, and stores its tokens."""
     query, key, value, positions, real = tokens
     filled = fill_slots(cache, key, value, positions, real, windows, kernels)
-    exists = filled.slot_count > 0
-    slot_key, slot_value = filled.slot_key, filled.slot_value
-    counts = jnp.maximum(filled.slot_count, 1)[:, :, None, None]
-    slot_key = slot_key / counts.astype(slot_key.dtype) if kernels[0] is None else slot_key
-    slot_value = slot_value / counts.astype(slot_value.dtype) if kernels[1] is None else slot_value
     # All that may be seen in one row: slots, then the ring as it was, then the chunk.
-    dtype = slot_key.dtype
-    keys = jnp.concatenate([slot_key, cache.recent_key.astype(dtype), key.astype(dtype)], 1)
-    values = jnp.concatenate([slot_value, cache.recent_value.astype(dtype), value.astype(dtype)], 1)
+    dtype = filled.slot_key.dtype
+    keys = jnp.concatenate([filled.slot_key, cache.recent_key.astype(dtype), key.astype(dtype)], 1)
+    values = jnp.concatenate([filled.slot_value, cache.recent_value.astype(dtype), value.astype(dtype)], 1)
     near_positions = jnp.concatenate([cache.recent_positions, jnp.where(real, positions, -1)], 1)
     near = windows.sees_token(positions[:, :, None], near_positions[:, None]) & (near_positions >= 0)[:, None]
-    slots = windows.sees_slot(positions, slot_key.shape[1]) & exists[:, None]
+    slots = windows.sees_slot(positions, filled.slot_count.shape[1]) & (filled.slot_count > 0)[:, None]
     seen = jnp.concatenate([slots, near & windows.near], -1)
     batch_size, num_tokens, num_heads, head_dim = query.shape
     grouped = query.reshape(batch_size, num_tokens, keys.shape[2], num_heads // keys.shape[2], head_dim)
-    weights = masked_softmax(einsum("btkgh,bskh->bkgts", grouped.astype(dtype), keys, dtype), seen[:, None, None])
+    # Sums become means in logits and weights, of which there are far fewer than numbers in all slots.
+    counts = jnp.concatenate([jnp.maximum(filled.slot_count, 1), jnp.ones_like(near_positions)], 1)
+    counts = counts[:, None, None, None].astype(dtype)
+    logits = einsum("btkgh,bskh->bkgts", grouped.astype(dtype), keys, dtype)
+    weights = masked_softmax(logits / counts if kernels[0] is None else logits, seen[:, None, None])
+    weights = weights / counts if kernels[1] is None else weights
     output = einsum("bkgts,bskv->btkgv", weights, values, dtype)
     output = output.reshape(batch_size, num_tokens, num_heads, values.shape[3])
     return output, keep_recent(filled, key, value, positions, real, windows)

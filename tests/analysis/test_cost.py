@@ -1,5 +1,6 @@
 """What the cost model tells as a whole: estimates beside the compiler's figures, growth, refusals."""
 
+import functools
 import inspect
 import math
 
@@ -11,33 +12,62 @@ import pytest
 from jaxformer.analysis import attention_cost, compiled_cost, growth_exponent, overtaking_length
 from jaxformer.attention import ATTENTION
 
+# One example in one block, as XLA counts the body of a loop once.
+# Kind, whether causal, arguments of the cost (of which the function takes what it knows), and shapes of learned arrays
+# and of drawn ones, which have no gradient.
 COMPILED = {
-    "dense": ("dense", False, {"implementation": "xla"}, {}),
-    "linformer": ("linformer", False, {"rank": 32}, {"key_projection": (32, 120), "value_projection": (32, 120)}),
-    "compressed": ("compressed", True, {"stride": 4}, {}),
-    "linear": ("linear", True, {"form": "quadratic"}, {}),
+    "dense": ("dense", False, {"implementation": "xla"}, {}, {}),
+    "shared_query_key": ("shared_query_key", False, {}, {}, {}),
+    "bilinear": ("bilinear", True, {}, {"kernel": (64, 64)}, {}),
+    "linformer": ("linformer", False, {"rank": 32}, {"key_projection": (32, 120), "value_projection": (32, 120)}, {}),
+    "compressed": ("compressed", True, {"stride": 4}, {}, {}),
+    "linear": ("linear", True, {"form": "quadratic"}, {}, {}),
+    "linear_both_ways": ("linear", False, {}, {}, {}),
+    "performer": ("performer", True, {"form": "quadratic", "num_features": 32}, {}, {"projection": (4, 32, 64)}),
 }
+
+
+def known_arguments(function, arguments):
+    """Those of the arguments that the function takes."""
+    taken = inspect.signature(function).parameters
+    return {name: argument for name, argument in arguments.items() if name in taken}
+
+
+def as_arrays(shapes):
+    return {name: jax.ShapeDtypeStruct(sizes, jnp.float32) for name, sizes in shapes.items()}
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_estimates_are_near_the_compilers_figures(name):
-    kind, causal, arguments, shapes = COMPILED[name]
-    function = ATTENTION[kind].function
-    known = inspect.signature(function).parameters
-    static = {key: value for key, value in arguments.items() if key in known}
-    tensor = jax.ShapeDtypeStruct((2, 120, 4, 64), jnp.float32)
-    arrays = {key: jax.ShapeDtypeStruct(sizes, jnp.float32) for key, sizes in shapes.items()}
+    kind, causal, arguments, learned, drawn = COMPILED[name]
+    record = ATTENTION[kind]
+    static = known_arguments(record.function, arguments)
+    tensors = (jax.ShapeDtypeStruct((1, 120, 4, 64), jnp.float32),) * (2 if record.shared_query_key else 3)
 
-    def loss(query, key, value, arrays):
-        return function(query, key, value, causal=causal, **static, **arrays).sum()
+    def loss(tensors, learned, drawn):
+        return record.function(*tensors, causal=causal, **static, **learned, **drawn).sum()
 
-    compiled = compiled_cost(jax.value_and_grad(loss, (0, 1, 2, 3)), tensor, tensor, tensor, arrays)
-    work = attention_cost(kind, 2, 120, 4, 64, causal=causal, **arguments).training
+    compiled = compiled_cost(jax.value_and_grad(loss, (0, 1)), tensors, as_arrays(learned), as_arrays(drawn))
+    work = attention_cost(kind, 1, 120, 4, 64, causal=causal, **arguments).training
     assert 0.75 < work.total / compiled.operations < 1.25
     assert work.matmul < work.total
     # Bytes are an account of what must be moved and kept; the compiler's copies come on top.
     assert 0.25 < work.moved_bytes / compiled.moved_bytes < 1.25
     assert 0.25 < work.temporary_bytes / compiled.temporary_bytes < 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [("dense", {}), ("local", {"window": 63}), ("compressed", {"stride": 4})],
+    ids=["dense", "local", "compressed"],
+)
+def test_the_estimate_of_a_decoded_token_is_near_the_compilers_figure(kind, arguments):
+    record = ATTENTION[kind]
+    cache = jax.eval_shape(lambda: record.init_cache(2, 120, 4, 64, **known_arguments(record.init_cache, arguments)))
+    token = jax.ShapeDtypeStruct((2, 1, 4, 64), jnp.float32)
+    step = functools.partial(record.step, **known_arguments(record.step, arguments))
+    work = attention_cost(kind, 2, 120, 4, 64, causal=True, **arguments).decode
+    assert 0.75 < work.total / compiled_cost(step, cache, token, token, token).operations < 1.25
 
 
 @pytest.mark.parametrize("kind", ["dense", "local", "linear"])
