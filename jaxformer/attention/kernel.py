@@ -136,6 +136,7 @@ def kernel_step(
     *,
     kernel: str | Callable = "gaussian",
     width: ArrayLike = 1.0,
+    leave_one_out: bool = False,
     layer: ArrayLike | None = None,
     positions: ArrayLike | None = None,
     key_mask: ArrayLike | None = None,
@@ -152,6 +153,8 @@ def kernel_step(
       key: [B, T, K, H].
       value: [B, T, K, Hv].
       kernel, width: as in `kernel_attention`.
+      leave_one_out: hide from each query the key at its own position, as `kernel_attention` does; two real tokens of a
+        row and segment then never have one position.
       layer, positions, key_mask, segments: as in `dense_step`; positions order the tokens, distances are of features.
 
     Returns:
@@ -161,11 +164,14 @@ def kernel_step(
       ValueError: shapes or dtypes that do not fit each other or the cache, or more tokens than free slots.
     """
     query, key = check_query_key(query, key)
+    check_flag(leave_one_out, "leave_one_out")
 
     def prepare(query: Array, key: Array) -> tuple[Score, Array, Array]:
         return _score(query, kernel, width), query, key
 
-    return step_scores(prepare, cache, query, key, value, layer, positions, key_mask, segments)
+    return step_scores(
+        prepare, cache, query, key, value, layer, positions, key_mask, segments, others_only=leave_one_out
+    )
 
 
 def _logarithm(weights: Array) -> Array:
@@ -202,10 +208,12 @@ def _score(query: Float[Array, "B T N H"], kernel: str | Callable, width: ArrayL
 
     num_heads = query.shape[2]
     dtype = compute_dtype(query.dtype)
-    width = float(width) if isinstance(width, int | np.integer) and not isinstance(width, bool) else width
-    width = check_array(width, "width", (), (num_heads,)).astype(dtype)
-    if not isinstance(width, jax.core.Tracer) and not np.all(np.asarray(width) >= np.asarray(NARROWEST, dtype)):
-        raise ValueError(f"width is {width}; it must be at least {NARROWEST}.")
+    given = float(width) if isinstance(width, int | np.integer) and not isinstance(width, bool) else width
+    width = check_array(given, "width", (), (num_heads,)).astype(dtype)
+    # A number is known while all else is traced.
+    known = not isinstance(given, jax.core.Tracer)
+    if known and not np.all(np.asarray(given).astype(dtype) >= np.asarray(NARROWEST, dtype)):
+        raise ValueError(f"width is {given}; it must be at least {NARROWEST}.")
     width = jnp.where(width < NARROWEST, jnp.asarray(NARROWEST, dtype), width)
     widths = jnp.broadcast_to(width, (num_heads,)) if width.ndim == 0 else width
 

@@ -25,6 +25,11 @@ class AttentionKind:
       packing: packed documents are as alone: it takes segments, and nothing depends on where in a row a document lies.
       shared_query_key: the function takes (query_key, value).
       arguments: names of the arrays that it needs beside query, key and value: learned, drawn or state.
+      whole_only: arguments of the function that a step can do without: how a whole sequence is computed, and, where
+        decoding has a rule of its own, what that rule has no place for. Any other that the step doesn't take either
+        excludes decoding once it is set.
+      excludes: pairs of an argument of the function and what it excludes once it is set: "causal", "cross" (queries
+        and keys of different tokens) or "packing".
       paper: authors, year, title and arXiv number.
       summary: one line on what each query sees.
     """
@@ -50,6 +55,8 @@ class AttentionKind:
     packing: bool = False
     shared_query_key: bool = False
     arguments: tuple[str, ...] = ()
+    whole_only: tuple[str, ...] = ()
+    excludes: tuple[tuple[str, str], ...] = ()
     paper: str
     summary: str
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxformer.attention.products import einsum
 from jaxformer.attention.terms import Bias, Terms
@@ -46,16 +46,22 @@ def plain_weights(
 def _powers(
     query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], bias: Bias, terms: Terms
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "B N T 1"]]:
-    """Exponentials of the logits below each row's highest, 0 where hidden, and their sum, 1 where nothing is seen."""
+    """`visible_powers` of query keyᵀ + bias."""
     batch_size, num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads = key.shape[1:3]
     dtype = compute_dtype(query.dtype)
     grouped = query.reshape(batch_size, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     logits = einsum("btkgh,bskh->bkgts", grouped, key, dtype)
     logits = logits.reshape(batch_size, num_heads, num_queries, num_keys)
-    added, visible = terms.added(bias), terms.visible()
-    if added is not None:
-        logits = logits + added.astype(dtype)
+    added = terms.added(bias)
+    return visible_powers(logits if added is None else logits + added.astype(dtype), terms.visible())
+
+
+def visible_powers(
+    logits: Float[Array, "*B S"], visible: Bool[Array, "..."] | None
+) -> tuple[Float[Array, "*B S"], Float[Array, "*B 1"]]:
+    """Exponentials of the logits below each row's highest, 0 where hidden, and their sum, 1 where nothing is seen."""
+    dtype = logits.dtype
     if visible is not None:
         logits = jnp.where(visible, logits, jnp.full((), -jnp.inf, dtype))
     # The bound keeps -inf - (-inf) = NaN out of a row that sees nothing.

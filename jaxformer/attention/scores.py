@@ -130,15 +130,19 @@ def step_scores(
     positions: ArrayLike | None,
     key_mask: ArrayLike | None,
     segments: ArrayLike | None,
+    others_only: bool = False,
 ) -> tuple[Float[Array, "B T N Hv"], KeyValueCache]:
-    """Writes T tokens into the cache and attends from them; `prepare` makes the score and what it scores."""
+    """Writes T tokens into the cache and attends from them; `prepare` makes the score and what it scores.
+
+    With `others_only` from each to the tokens at other positions than its own.
+    """
     value = check_value(value, key)
     if query.shape[1] != key.shape[1]:
         raise ValueError(f"query has {query.shape[1]} tokens and key {key.shape[1]}; a step adds the same to both.")
     cache, now = add_tokens(cache, key, value, layer, positions, segments, key_mask)
     terms, _ = slot_terms(now, query.shape)
     score, queries, keys = prepare(query, now.key.swapaxes(1, 2))
-    output = attend_scores(score, queries, keys, now.value.swapaxes(1, 2), terms, BLOCK_SIZE)
+    output = attend_scores(score, queries, keys, now.value.swapaxes(1, 2), terms, BLOCK_SIZE, others_only)
     return output.astype(value.dtype), cache
 
 

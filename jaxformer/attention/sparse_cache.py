@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
+from jaxformer.attention.global_tokens import check_added
 from jaxformer.attention.inputs import (
     check_count,
     check_key_mask,
@@ -19,7 +20,7 @@ from jaxformer.attention.inputs import (
     scale_query,
 )
 from jaxformer.attention.patterns import Pattern, Window, local
-from jaxformer.attention.slot_attention import NewTokens, Slots, advance
+from jaxformer.attention.slot_attention import NewTokens, Slots, Source, advance
 from jaxformer.attention.sparse_slots import find_regions
 from jaxformer.attention.sparse_terms import check_patterns
 from jaxformer.attention.terms import static
@@ -103,6 +104,8 @@ def sparse_step(
     value: ArrayLike,
     *,
     pattern: Pattern | tuple[Pattern, ...],
+    global_key: ArrayLike | None = None,
+    global_value: ArrayLike | None = None,
     layer: ArrayLike | None = None,
     positions: ArrayLike | None = None,
     key_mask: ArrayLike | None = None,
@@ -119,6 +122,8 @@ def sparse_step(
       key: [B, T, K, H].
       value: [B, T, K, Hv].
       pattern: as in `sparse_attention`.
+      global_key, global_value: floating [B or 1, G, K, H] and [B or 1, G, K, Hv], tokens beside the sequence that every
+        query sees: as in `sparse_attention`, the same at each step. They take no slots; cast to the cache's dtype.
       layer: int [], which layer of a stacked cache; only its slots change, in place where the cache is a loop's carry.
       positions: int [B or 1, T], in tokens; by default they go on counting from the last step, padding included.
       key_mask: bool or 0/1 int [B or 1, T], False for padding, which no query sees. What padding's own query holds,
@@ -142,6 +147,7 @@ def sparse_step(
     patterns = check_patterns(pattern, num_heads, num_kv_heads)
     positions, _ = check_token_numbers(positions, None, "positions", batch_size, num_tokens, num_tokens)
     key_mask = check_key_mask(key_mask, batch_size, num_tokens)
+    added = check_added(global_key, global_value, key, value)
     _check_cache(cache, patterns, key, value, layer)
     index = cache.index if layer is None else cache.index[layer]
     if positions is None:
@@ -163,7 +169,9 @@ def sparse_step(
             key=tokens.key[:, :, kv_heads],
             value=tokens.value[:, :, kv_heads],
         )
-        output, slots = advance(one, find_regions(one, cache.max_length), slots, own, layer)
+        output, slots = advance(
+            one, find_regions(one, cache.max_length), slots, own, layer, _added_source(added, kv_heads, slots)
+        )
         outputs.append(output)
         groups.append(slots)
     output = outputs[0] if count == 1 else jnp.concatenate(outputs, 2)
@@ -235,6 +243,16 @@ def local_step(
         key_mask=key_mask,
         scale=scale,
     )
+
+
+def _added_source(
+    added: tuple[Float[Array, "B G K H"], Float[Array, "B G K Hv"]] | None, kv_heads: slice, slots: Slots
+) -> tuple[Source, ...]:
+    """Keys and values of added tokens for some heads, like the slots; nothing where there are none."""
+    if added is None or added[0].shape[1] == 0:
+        return ()
+    key, value = (array[:, :, kv_heads].swapaxes(1, 2).astype(slots.key.dtype) for array in added)
+    return (Source(key, value, None),)
 
 
 def _check_cache(

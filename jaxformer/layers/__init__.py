@@ -2,7 +2,7 @@
 
 from jaxformer.layers.attention import AttentionOutput, MultiHeadAttention, check_heads, project_memory
 from jaxformer.layers.attention_arguments import AttentionArguments
-from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_settings
+from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_decoding, check_settings
 from jaxformer.layers.axial_positions import AxialPositionEmbedding, check_axes, square_axes
 from jaxformer.layers.depthwise_convolution import ConvolutionCache, DepthwiseConvolution, init_convolution_cache
 from jaxformer.layers.embeddings import (
@@ -44,6 +44,7 @@ __all__ = [
     "TokenEmbedding",
     "argument_defaults",
     "check_axes",
+    "check_decoding",
     "check_heads",
     "check_settings",
     "hidden_of",

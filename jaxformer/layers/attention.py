@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import ATTENTION, AttentionKind
 from jaxformer.functional import apply_rotary
-from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_settings
+from jaxformer.layers.attention_settings import ATTENTION_ARGUMENTS, argument_defaults, check_decoding, check_settings
 from jaxformer.layers.projection import Projection, project
 
 
@@ -66,7 +66,7 @@ class MultiHeadAttention(nn.Module):
     Raises:
       ValueError: num_heads < 1, num_heads not divisible by num_kv_heads, embed_dim not divisible by num_heads while
         head_dim is None, a cache or weights asked of a function that has none, or an argument given that the kind
-        does not take.
+        does not take, or that it does not take with a cache.
     """
 
     num_heads: int
@@ -110,7 +110,7 @@ class MultiHeadAttention(nn.Module):
           x: queries' input [B, T, embed_dim].
           memory: None for self-attention; keys' input [B, S, memory_dim]; or a pair (key, value), each
             [B, S, num_kv_heads, head_dim], projected before by ``project_memory``.
-          causal: a query sees keys of its own and of smaller positions only.
+          causal: a query sees keys of its own and of smaller positions only; with a cache always so.
           key_mask: bool [B, S], True = the key exists ([B, T] of the new tokens with a cache).
           query_positions: int [B, T], in tokens; in self-attention the keys' positions too.
           key_positions: int [B, S] of the memory.
@@ -138,12 +138,11 @@ class MultiHeadAttention(nn.Module):
         given = {"bias": bias, "scale": self.scale, "key_mask": key_mask}
         weights = None
         if cache is not None:
-            if mask is not None or return_weights:
-                raise ValueError("mask and return_weights can't be given with a cache")
+            step = self._step(memory, mask, deterministic, return_weights)
             given |= {"positions": query_positions, "segments": query_segments, "layer": layer}
-            step: Any = self._kind("cache").step
-            accepted = self._accepted(step, given)
-            attended, cache = step(cache, *tensors, value, **accepted, **self._args(step), **arrays)
+            attended, cache = step(
+                cache, *tensors, value, **self._accepted(step, given), **{**self._args(step), **arrays}
+            )
         else:
             given |= {"query_positions": query_positions, "key_positions": key_positions, "mask": mask}
             given |= {"query_segments": query_segments, "key_segments": key_segments, "causal": causal}
@@ -209,9 +208,23 @@ class MultiHeadAttention(nn.Module):
         kind = self.attention
         if not isinstance(kind, AttentionKind):
             raise ValueError(f"attention={kind!r} is a bare function and has no {wanted}; pass an AttentionKind")
-        if wanted == "cache" and kind.step is None:
-            raise ValueError(f"attention={kind.name!r} can't decode with a cache")
         return kind
+
+    def _step(self, memory: Any, mask: Any, deterministic: bool, return_weights: bool) -> Callable:
+        """The kind's step, refused with what it can't do as the call for a whole sequence would."""
+        kind = self._kind("cache")
+        unmet = {
+            "memory": memory is not None,
+            "mask": mask is not None,
+            "return_weights": return_weights,
+            f"dropout_rate={self.dropout_rate} and deterministic=False": self.dropout_rate and not deterministic,
+        }
+        for setting, is_unmet in unmet.items():
+            if is_unmet:
+                raise ValueError(f"{setting} can't be given with a cache")
+        check_decoding(kind, dict(self.attention_args), kind.name)
+        assert kind.step is not None  # Or it was refused.
+        return kind.step
 
     def _arrays(
         self, x: Array, query: Array, key: Array, key_mask: Array | None, causal: bool, deterministic: bool
@@ -268,7 +281,8 @@ class MultiHeadAttention(nn.Module):
         if self.dropout_rate and not deterministic:
             given = {**given, "dropout_rate": self.dropout_rate, "rng": self.make_rng("dropout")}
         accepted = self._accepted(function, given)
-        return function(*tensors, value, **accepted, **self._args(function, every=True), **arrays)
+        # A module's setting that an array replaces (None where it is learned) is the function's argument, too.
+        return function(*tensors, value, **accepted, **{**self._args(function, every=True), **arrays})
 
     def _weights(self, tensors: tuple[Array, ...], given: dict, arrays: dict) -> Array:
         kind = self._kind("weights")
@@ -276,7 +290,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"attention={kind.name!r} has no weights")
         known = _names(kind.weights)
         arrays = {name: array for name, array in arrays.items() if name in known}
-        return kind.weights(*tensors, **self._accepted(kind.weights, given), **self._args(kind.weights), **arrays)
+        accepted = self._accepted(kind.weights, given)
+        return kind.weights(*tensors, **accepted, **{**self._args(kind.weights), **arrays})
 
 
 def project_memory(params: dict[str, Any], memory: Float[Array, "B S M"], num_kv_heads: int, dtype: Any):

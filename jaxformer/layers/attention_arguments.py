@@ -5,7 +5,7 @@ the collection "state": saved with a run, changed in training only, the same in 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ Arrays = tuple[dict[str, Any], dict[str, Array]]
 class AttentionArguments(nn.Module):
     """Makes the array arguments of one kind of attention; further fields are set through ``attention_args``.
 
+    ``makes`` names all arguments of the function that it may make, whatever its fields; they can't be set themselves.
+
     Args:
       num_heads: query heads.
       num_kv_heads: key and value heads.
@@ -26,6 +28,8 @@ class AttentionArguments(nn.Module):
       param_dtype: dtype of the parameters.
       kernel_init: initialiser of projections.
     """
+
+    makes: ClassVar[tuple[str, ...]] = ()
 
     num_heads: int
     num_kv_heads: int

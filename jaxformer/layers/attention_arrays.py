@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.attention import (
@@ -26,6 +27,8 @@ class AdditiveArguments(AttentionArguments):
     Args:
       hidden_dim: width of the hidden layer (None = head_dim).
     """
+
+    makes = ("query_kernel", "key_kernel", "score_vector")
 
     hidden_dim: int | None = None
 
@@ -48,6 +51,8 @@ class ConcatArguments(AttentionArguments):
       hidden_dim: width of the hidden layer (None = head_dim).
     """
 
+    makes = ("kernel", "score_vector")
+
     hidden_dim: int | None = None
 
     @nn.compact
@@ -65,6 +70,8 @@ class ConcatArguments(AttentionArguments):
 class BilinearArguments(AttentionArguments):
     """A matrix between query and key, shared by the heads: Luong et al. 2015, arXiv:1508.04025, equation 8."""
 
+    makes = ("kernel",)
+
     @nn.compact
     def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
         """The kernel, which begins as the scaled dot product."""
@@ -76,11 +83,21 @@ class BilinearArguments(AttentionArguments):
 
 
 class KernelArguments(AttentionArguments):
-    """A learned width for each head, positive as an exponential: Nadaraya 1964, doi:10.1137/1109020."""
+    """A learned width for each head, positive as an exponential, or a fixed one: Nadaraya 1964, doi:10.1137/1109020.
+
+    Args:
+      width: a fixed width of at least 1e-10, in the units of query and key, or one for each head; None = learned.
+    """
+
+    width: Any = None
 
     @nn.compact
     def __call__(self, x: Array, query: Array, key: Array, **_: Any) -> Arrays:
         """The widths, with which a Gaussian begins as the softmax of scaled dot products of equally long keys."""
+        if isinstance(self.width, tuple | list):
+            return {"width": np.asarray(self.width, np.float32)}, {}
+        if self.width is not None:
+            return {}, {}  # The function has it from the settings.
         start = nn.initializers.constant(math.log(self.head_dim) / 4)
         return {"width": jnp.exp(self.param("log_width", start, (self.num_heads,), self.param_dtype))}, {}
 
@@ -91,6 +108,8 @@ class ClusteredArguments(AttentionArguments):
     Args:
       num_bits: planes.
     """
+
+    makes = ("hash_planes", "query_mask")
 
     num_bits: int = 63
 
@@ -113,6 +132,8 @@ class LshArguments(AttentionArguments):
       num_hashes: rounds of hashing.
       num_buckets: buckets of a round, even; a tuple of even factors for many.
     """
+
+    makes = ("rotations",)
 
     num_hashes: int = 2
     num_buckets: Any = 16
@@ -138,6 +159,8 @@ class PerformerArguments(AttentionArguments):
       orthogonal: orthogonal in blocks of head_dim; else independent.
       redraw_every: training steps between draws; None = never again.
     """
+
+    makes = ("projection",)
 
     num_features: int = 128
     orthogonal: bool = True
@@ -172,6 +195,8 @@ class RoutingArguments(AttentionArguments):
       commitment: weight of the loss that pulls queries and keys to their centroids.
     """
 
+    makes = ("centroids",)
+
     num_clusters: int = 8
     decay: float = 0.999
     commitment: float = 1e-4
@@ -193,11 +218,16 @@ class RoutingArguments(AttentionArguments):
 class LinformerArguments(AttentionArguments):
     """Learned projections over positions: Wang et al. 2020, arXiv:2006.04768, section 4.
 
+    Of the paper's ways to share them, "headwise" and "key-value" are settings; "layerwise" is the function's alone:
+    each layer of a model has projections of its own.
+
     Args:
       rank: slots that the positions are projected to.
       share_heads: one projection for all heads; else one a key head.
       share_key_value: values are projected like keys.
     """
+
+    makes = ("key_projection", "value_projection")
 
     rank: int = 64
     share_heads: bool = True
@@ -223,6 +253,8 @@ class SinkhornArguments(AttentionArguments):
       block_size: tokens of a block.
     """
 
+    makes = ("block_scores",)
+
     block_size: int = 16
 
     @nn.compact
@@ -247,6 +279,8 @@ class SinkhornArguments(AttentionArguments):
 class LongformerArguments(AttentionArguments):
     """Projections of their own for global tokens: Beltagy et al. 2020, arXiv:2004.05150, section 3.1."""
 
+    makes = ("global_query", "global_key", "global_value")
+
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], query: Array, key: Array, **_: Any) -> Arrays:
         """Global queries, keys and values."""
@@ -264,9 +298,15 @@ class LongformerArguments(AttentionArguments):
 class SparseArguments(AttentionArguments):
     """Learned keys and values that every query sees: Ainslie et al. 2020, arXiv:2004.08483, section 2.2.
 
+    They have no slots in a cache: each decoded token meets them as it did in training. Chosen tokens of each example
+    (``global_mask``) are the function's alone, since settings are the same for all examples; those at fixed positions
+    are a pattern, ``global_tokens(indices)``, which decodes.
+
     Args:
       num_added: how many; none by default.
     """
+
+    makes = ("global_key", "global_value")
 
     num_added: int = 0
 
@@ -287,6 +327,8 @@ class CompressedArguments(AttentionArguments):
       window_size: tokens a kernel covers (None = the stride).
       stride: tokens from one window to the next.
     """
+
+    makes = ("key_kernel", "value_kernel")
 
     convolution: bool = False
     stride: int = 4

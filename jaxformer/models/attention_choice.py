@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer.attention import ATTENTION, PATTERNS, AttentionKind
-from jaxformer.layers import argument_defaults, check_settings
+from jaxformer.layers import argument_defaults, check_decoding, check_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,10 @@ class AttentionChoice:
         """An empty cache for one layer.
 
         Raises:
-          ValueError: the kind cannot decode.
+          ValueError: the kind cannot decode, or not with these arguments.
         """
-        make = self.kind.init_cache
-        if make is None:
-            raise ValueError(f"attention={self.name!r} can't decode with a cache")
+        check_decoding(self.kind, dict(self.args), self.name)
+        make: Any = self.kind.init_cache
         args = {**argument_defaults(self.kind.name), **dict(self.args)}
         known = {name: value for name, value in args.items() if name in _parameters(make)}
         return make(batch_size, max_length, num_kv_heads, head_dim, dtype=dtype, **known)
@@ -89,14 +88,15 @@ def choose_attention(name: str, args: tuple[tuple[str, Any], ...], field: str = 
         own = {key: value for key, value in args if key in known}
         rest = tuple((key, value) for key, value in args if key not in known)
         made = ("pattern", pattern.constructor(**own))
-        return AttentionChoice(
-            name, kind, tuple(sorted([*rest, made])), pattern.packing, pattern.causal, pattern.bidirectional
-        )
+        packing = pattern.packing and not _excluding(kind, rest, "packing")
+        return AttentionChoice(name, kind, tuple(sorted([*rest, made])), packing, pattern.causal, pattern.bidirectional)
     if name not in ATTENTION:
         raise ValueError(f"{field}={name!r} must be one of {', '.join(sorted([*ATTENTION, *PATTERNS]))}")
     kind = ATTENTION[name]
     check_settings(kind, dict(args), field=field)
-    return AttentionChoice(name, kind, args, kind.packing, kind.causal, kind.bidirectional)
+    packing = kind.packing and not _excluding(kind, args, "packing")
+    causal = kind.causal and not _excluding(kind, args, "causal")
+    return AttentionChoice(name, kind, args, packing, causal, kind.bidirectional)
 
 
 def choose_cross_attention(name: Any, args: tuple[tuple[str, Any], ...]) -> AttentionChoice:
@@ -118,7 +118,10 @@ def choose_cross_attention(name: Any, args: tuple[tuple[str, Any], ...]) -> Atte
         raise ValueError(
             f"cross_attention={name!r} can't be decoded: what a query gets depends on the queries after it, too"
         )
-    return dataclasses.replace(choose_attention(name, args, "cross_attention"), packing=kind.cross_segments)
+    choice = choose_attention(name, args, "cross_attention")
+    for excluding in _excluding(kind, args, "cross"):
+        raise ValueError(f"cross_attention={name!r} can't be between two sequences with {excluding}")
+    return dataclasses.replace(choice, packing=kind.cross_segments)
 
 
 def check_attentions(config: Any) -> None:
@@ -136,7 +139,8 @@ def check_attentions(config: Any) -> None:
     for choice in choices:
         if architecture != "encoder" and not choice.causal:
             also = "; an encoder's own is encoder_attention" if architecture == "encoder_decoder" else ""
-            raise ValueError(f"attention={choice.name!r} can't be causal, as {architecture=} needs{also}")
+            given = "".join(f" with {argument}" for argument in _excluding(choice.kind, choice.args, "causal"))
+            raise ValueError(f"attention={choice.name!r}{given} can't be causal, as {architecture=} needs{also}")
         if architecture != "decoder" and config.encoder_attention is None and not choice.bidirectional:
             raise ValueError(f"attention={choice.name!r} is causal only; {architecture=} is not")
         _check_support(config, "attention", choice)
@@ -186,6 +190,12 @@ def _check_support(config: Any, field: str, choice: AttentionChoice, biased: boo
     for setting, is_unmet in unmet.items():
         if is_unmet:
             raise ValueError(f"{field}={choice.name!r} does not support {setting}")
+
+
+def _excluding(kind: AttentionKind, args: tuple[tuple[str, Any], ...], what: str) -> list[str]:
+    """The arguments, set among these, with which the kind can't be what it can be without them."""
+    given = {name for name, value in args if value is not None and value is not False}
+    return [name for name, excluded in kind.excludes if excluded == what and name in given]
 
 
 def _parameters(function: Callable) -> set[str]:

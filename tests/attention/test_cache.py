@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pairwise import draw
 
-from jaxformer.attention import dense_attention, dense_step, init_cache
+from jaxformer.attention import dense_attention, dense_step, init_cache, kernel_attention, kernel_step
 from jaxformer.functional import AlibiBias, RelativeBias, alibi_slopes
 
 attend = jax.jit(dense_attention, static_argnames="causal")
@@ -126,6 +126,27 @@ def test_segments_hold_in_the_cache():
     segments = np.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 1, 2, 2]], np.int32)
     output, _ = run(jax.jit(dense_step), init_cache(2, 9, 3, 5, value_dim=8), inputs, [2, 3, 2], segments=segments)
     np.testing.assert_allclose(output, attend(*inputs, causal=True, query_segments=segments), atol=1e-5)
+
+
+def test_a_token_is_hidden_from_itself_in_the_cache_too():
+    """Kernel attention that leaves one out, by loops over pairs; row 0 has two tokens of padding before it."""
+    inputs, pads = tokens(), np.array([2, 0])
+    key_mask = np.arange(7)[None] >= pads[:, None]
+    positions = np.maximum(np.arange(7)[None] - pads[:, None], 0).astype(np.int32)
+    step = jax.jit(functools.partial(kernel_step, width=2.0, leave_one_out=True))
+    cache = init_cache(2, 9, 3, 5, value_dim=8)
+    output, _ = run(step, cache, inputs, [4, 1, 1, 1], key_mask=key_mask, positions=positions)
+    query, key, value = (np.asarray(array, np.float64) for array in inputs)
+    for row, head, now in np.ndindex(2, query.shape[2], 7):
+        if not key_mask[row, now]:
+            continue
+        total, weighted, group = 0.0, np.zeros(8), head * 3 // query.shape[2]
+        for past in range(pads[row], now):
+            weight = np.exp(-((query[row, now, head] - key[row, past, group]) ** 2).sum() / 8)
+            total, weighted = total + weight, weighted + weight * value[row, past, group]
+        np.testing.assert_allclose(output[row, now, head], weighted / (total or 1), atol=1e-5)
+    whole = jax.jit(functools.partial(kernel_attention, width=2.0, leave_one_out=True, causal=True))
+    np.testing.assert_allclose(output[1], whole(*inputs)[1], atol=1e-5)
 
 
 def test_long_prompts_take_the_blockwise_form():

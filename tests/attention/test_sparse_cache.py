@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.attention import patterns
+from jaxformer.attention import patterns, sparse_attention
 from jaxformer.attention.sparse_cache import init_local_cache, init_sparse_cache, local_step, sparse_step
 
 LENGTH = 23
@@ -32,13 +32,21 @@ def draw(length=LENGTH, heads=4, kv_heads=2):
     return [jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-def dense(inputs, pattern):
-    """The oracle: softmax over the whole matrix in numpy, each part of a tuple of patterns for its heads."""
+def dense(inputs, pattern, added=()):
+    """The oracle: softmax over the whole matrix in numpy, each part of a tuple of patterns for its heads.
+
+    Added keys and values stand before all others, where every query sees them.
+    """
     query, key, value = (np.asarray(array, np.float64) for array in inputs)
     length, heads = query.shape[1:3]
+    before = added[0].shape[1] if added else 0
+    if added:
+        given = [np.broadcast_to(array, (len(query), *array.shape[1:])) for array in added]
+        key, value = (np.concatenate(pair, 1) for pair in zip(given, (key, value)))
     key, value = (array.repeat(heads // array.shape[2], 2) for array in (key, value))
     parts = pattern if isinstance(pattern, tuple) else (pattern,)
     seen = np.stack([part.mask(length) & np.tri(length, dtype=bool) for part in parts]).repeat(heads // len(parts), 0)
+    seen = np.pad(seen, ((0, 0), (0, 0), (before, 0)), constant_values=True)
     logits = np.einsum("btnh,bsnh->bnts", query, key) / np.sqrt(query.shape[3])
     powers = np.where(seen, np.exp(logits), 0)
     total = powers.sum(-1, keepdims=True)
@@ -75,13 +83,49 @@ def test_steps_equal_dense_attention_with_the_mask(name):
         np.testing.assert_allclose(output[row : row + 1, pad:], alone, atol=1e-5)
 
 
+def draw_added(examples, kv_heads=2):
+    random = np.random.default_rng(1)
+    return [jnp.asarray(random.standard_normal((examples, 4, kv_heads, width)), jnp.float32) for width in (5, 3)]
+
+
+def stepping_with(added, pattern):
+    """Steps with added tokens, which have no entry for each token of a row."""
+    return jax.jit(functools.partial(sparse_step, pattern=pattern, global_key=added[0], global_value=added[1]))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "examples"),
+    [(patterns.local((2, 0)), 1), pytest.param(patterns.strided_parts(4), 2, marks=pytest.mark.slow)],
+    ids=["for_all", "for_each_by_heads"],
+)
+def test_added_tokens_are_seen_at_every_step(pattern, examples):
+    """Row 0 stands behind 2 tokens of padding; what the function for whole sequences gives is the same."""
+    inputs, added, pads = draw(), draw_added(examples), np.array([2, 0])
+    key_mask = np.arange(LENGTH)[None] >= pads[:, None]
+    positions = np.maximum(np.arange(LENGTH)[None] - pads[:, None], 0).astype(np.int32)
+    cache = init_sparse_cache(2, LENGTH, 2, 5, pattern=pattern, value_dim=3)
+    step = stepping_with(added, pattern)
+    output, after = run(step, cache, inputs, SPLIT, key_mask=key_mask, positions=positions)
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(one)] for one in (cache, after)]
+    assert shapes[0] == shapes[1], "added tokens take no slots"
+    for row, pad in enumerate(pads):
+        alone = [array[row : row + 1, pad:] for array in inputs]
+        mine = [array[row % examples : row % examples + 1] for array in added]
+        np.testing.assert_allclose(output[row : row + 1, pad:], dense(alone, pattern, mine), atol=1e-5)
+    whole = jax.jit(functools.partial(sparse_attention, pattern=pattern, causal=True))
+    expected = whole(*inputs, global_key=added[0], global_value=added[1])
+    np.testing.assert_allclose(output[1:], expected[1:], atol=1e-5)
+
+
 @pytest.mark.slow
-def test_positions_go_on_counting_and_long_prompts_go_by_chunks():
+@pytest.mark.parametrize("with_added", [False, True])
+def test_positions_go_on_counting_and_long_prompts_go_by_chunks(with_added):
     pattern = patterns.longformer(40, (0, 130))
-    inputs = draw(300)
+    inputs, added = draw(300), draw_added(2) if with_added else ()
     cache = init_sparse_cache(2, 300, 2, 5, pattern=pattern, value_dim=3)
-    output, cache = run(jitted(pattern), cache, inputs, (290, 1, 9))
-    np.testing.assert_allclose(output, dense(inputs, pattern), atol=1e-5)
+    step = stepping_with(added, pattern) if with_added else jitted(pattern)
+    output, cache = run(step, cache, inputs, (290, 1, 9))
+    np.testing.assert_allclose(output, dense(inputs, pattern, added), atol=1e-5)
     assert cache.index == 300
 
 
@@ -166,6 +210,13 @@ def test_bad_steps_are_refused_by_name():
             local_step(cache_given, *inputs, **options)
     with pytest.raises(ValueError, match="the cache was made for"):
         sparse_step(cache, *inputs, pattern=patterns.strided_parts(3))
+    key, value = draw_added(1)
+    for message, options in [
+        ("go together", {"global_key": key}),
+        ("global_value has shape", {"global_key": key, "global_value": value[:, :, :1]}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            sparse_step(cache, *inputs, pattern=patterns.local(3), **options)
     with pytest.raises(ValueError, match="max_length is 0"):
         init_local_cache(2, 0, 3, 5, window=1)
     with pytest.raises(ValueError, match="dtype is int32"):

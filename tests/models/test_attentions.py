@@ -10,6 +10,7 @@ import pytest
 
 from jaxformer.attention import ATTENTION, PATTERNS, patterns
 from jaxformer.models import Transformer, TransformerConfig, gpt, stack_layers, unstack_layers
+from jaxformer.models.attention_choice import choose_attention
 
 SHAPE = {"vocab_size": 17, "num_layers": 1, "embed_dim": 16, "num_heads": 2, "max_length": 32}
 ARGS = {
@@ -208,12 +209,57 @@ def test_the_factors_of_a_pattern_take_turns_over_layers(repeating):
         ({"attention": "strided", "attention_args": {"stride": 0}}, "stride"),
         ({"attention": "local"}, "attention='local' needs window in attention_args"),
         ({"attention": "strided"}, "attention='strided' needs stride in attention_args"),
+        ({"attention": "sinkhorn", "attention_args": {"sort_cut": 2}}, "'sinkhorn' with sort_cut can't be causal"),
+        ({"attention": "dense", "attention_args": {"scale": 2.0}}, "'scale', which the layer gives attention='dense'"),
+        (
+            {"attention": "strided", "attention_args": {"stride": 3, "global_key": 1.0}},
+            "'global_key', which attention='strided' makes itself",
+        ),
+        (
+            {
+                "architecture": "encoder_decoder",
+                "cross_attention": "kernel",
+                "cross_attention_args": {"leave_one_out": True},
+            },
+            "cross_attention='kernel' can't be between two sequences with leave_one_out",
+        ),
         ({"attention": "denser"}, "attention='denser' must be one of .*dense.*strided"),
     ],
 )
 def test_what_an_attention_cannot_do_is_refused_when_configured(fields, message):
     with pytest.raises(ValueError, match=message):
         TransformerConfig(**{**SHAPE, **fields})
+
+
+def test_settings_exclude_no_more_than_they_must():
+    TransformerConfig(**SHAPE, architecture="encoder", attention="sinkhorn", attention_args={"sort_cut": 2})
+    TransformerConfig(**SHAPE, attention="sinkhorn", attention_args={"sort_cut": None})
+    chosen = (("dilation", 2), ("global_mask", ((True, False),)), ("num_global", 1), ("window", 3))
+    assert choose_attention("dilated", (chosen[0], chosen[3])).packing
+    assert not choose_attention("dilated", chosen).packing
+    with pytest.raises(ValueError, match="attention='dilated' can't decode with a cache with global_mask"):
+        gpt(**SHAPE, attention="dilated", attention_args=dict(chosen)).init_cache(2, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("strided", {"stride": 3, "num_added": 2}),
+        pytest.param("kernel", {"leave_one_out": True}, marks=pytest.mark.slow),
+        pytest.param("kernel", {"width": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_settings_decode_as_they_attend(name, args, repeating):
+    model = gpt(**SHAPE, attention=name, attention_args=args, init_stddev=0.3)
+    tokens = repeating[:, :7]
+    params = jax.jit(model.init)(jax.random.key(0), tokens)
+    step = jax.jit(lambda cache, part: model.apply(params, part, cache=cache))
+    cache, outputs = model.init_cache(4, 9), []
+    for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
+        output = step(cache, tokens[:, start:stop])
+        cache = output.aux.cache
+        outputs.append(output.logits)
+    np.testing.assert_allclose(jnp.concatenate(outputs, 1), jax.jit(model.apply)(params, tokens).logits, atol=1e-4)
 
 
 def test_a_kind_without_decoding_is_refused_by_name():

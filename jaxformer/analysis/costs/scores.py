@@ -44,12 +44,15 @@ def concat_cost(sizes: Sizes, *, hidden_dim: int | None = None, block_size: int 
     return additive_cost(sizes, hidden_dim=hidden_dim, block_size=block_size)
 
 
-def kernel_cost(sizes: Sizes, *, block_size: int = BLOCK_SIZE) -> AttentionCost:
+def kernel_cost(
+    sizes: Sizes, *, width: float | tuple[float, ...] | None = None, block_size: int = BLOCK_SIZE
+) -> AttentionCost:
     """4 T S H operations a head on single differences for the distances, and 2 T S Hv for the values.
 
     Nadaraya 1964, doi:10.1137/1109020; Watson 1964. Distances are summed from differences, not from products. One width
-    a head is learned.
+    a head is learned, unless it is fixed by `width`.
     """
+    parameters = sizes.heads if width is None else 0
     forward, backward = _by_blocks(sizes, sizes.head_dim, block_size)
     steps_ = (dataclasses.replace(sizes, queries=tokens) for tokens in (sizes.queries, 1))
     prefill, decode = (_by_blocks(now, sizes.head_dim, BLOCK_SIZE)[0] for now in steps_)
@@ -59,8 +62,8 @@ def kernel_cost(sizes: Sizes, *, block_size: int = BLOCK_SIZE) -> AttentionCost:
         prefill,
         decode,
         key_value_cache_bytes(sizes),
-        parameters=sizes.heads,
-        parameter_bytes=sizes.param_bytes(sizes.heads),
+        parameters=parameters,
+        parameter_bytes=sizes.param_bytes(parameters),
     )
 
 

@@ -21,15 +21,15 @@ def sparse_cost(
     Child et al. 2019, arXiv:1904.10509, section 4.2: the cost is the number of connections; blocks compute at most
     about twice as many (`Pattern.executed_pairs`, against `num_pairs`). `num_added` learned tokens that every query
     sees add T pairs each, and `num_global` chosen ones T for their column and T for their row. A decoded token reads
-    the slots that the pattern can still come back to; decoding takes no such tokens.
+    the slots that the pattern can still come back to, and the learned tokens; it can't have chosen ones.
     """
     patterns = check_patterns(pattern, sizes.heads, sizes.kv_heads)
     forward, backward = _attend(sizes, patterns, num_added, num_global)
     parameters = num_added * sizes.kv_heads * (sizes.head_dim + sizes.value_dim)
     cost = AttentionCost(forward, backward, parameters=parameters, parameter_bytes=sizes.param_bytes(parameters))
-    if num_added or num_global:
+    if num_global:
         return cost
-    prefill, decode = (_step(sizes, patterns, tokens) for tokens in (sizes.queries, 1))
+    prefill, decode = (_step(sizes, patterns, tokens, num_added) for tokens in (sizes.queries, 1))
     return dataclasses.replace(cost, prefill=prefill, decode=decode, cache_bytes=_cache_bytes(sizes, patterns))
 
 
@@ -95,12 +95,15 @@ def _slots(patterns: tuple[Pattern, ...], max_length: int) -> list[int]:
     return [sum(region.size for region in find_regions(pattern, max_length)) for pattern in patterns]
 
 
-def _step(sizes: Sizes, patterns: tuple[Pattern, ...], tokens: int) -> Work:
-    """One token attends to its slots; chunks of several attend to the slots as they were and to each other."""
+def _step(sizes: Sizes, patterns: tuple[Pattern, ...], tokens: int, added: int) -> Work:
+    """One token attends to its slots; chunks of several attend to the slots as they were and to each other.
+
+    All attend to the added tokens, too.
+    """
     chunk = min(tokens, CHUNK)
     work = Work(0)
     for slots in _slots(patterns, sizes.keys):
-        seen = slots if tokens == 1 else slots + chunk
+        seen = added + (slots if tokens == 1 else slots + chunk)
         now = dataclasses.replace(_group(sizes, len(patterns)), queries=chunk, keys=seen)
         one = whole_matrix(now, chunk * seen)[0]
         for _ in range(steps(tokens, CHUNK)):
