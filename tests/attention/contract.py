@@ -96,6 +96,13 @@ class Row:
         return call(self.kind, function or self.kind.function, inputs, **options)
 
 
+def draw_key_mask(random: np.random.Generator, sizes: Sizes) -> np.ndarray:
+    """bool [B, S] with holes. A causal first query sees nothing in example 0, where later ones do."""
+    key_mask = random.random((sizes.batch, sizes.keys)) < 0.7
+    key_mask[0, : sizes.keys - sizes.queries + 1] = False
+    return key_mask
+
+
 def call(kind: AttentionKind, function: Callable, inputs: Inputs, *first: Any, **options: Any) -> Any:
     """A function of the kind on inputs by name: tensors by position, after `first`, and arrays by name."""
     names = ("query_key", "value") if kind.shared_query_key else ("query", "key", "value")

@@ -87,6 +87,7 @@ ROWS = {
         oracle=local_oracle,
         variants={"window": {"window": (3, 2)}},
         degenerate={"window": 30},
+        lengths=(1, 3, 4, 7, 8, 9),
     ),
     "longformer": Row(
         kind=ATTENTION["longformer"],

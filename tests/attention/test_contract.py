@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import call, compiled, expected, rows, with_gradients
+from contract import call, compiled, draw_key_mask, expected, rows, with_gradients
 
 import jaxformer.attention
 from jaxformer.attention import ATTENTION
@@ -36,6 +36,23 @@ each_direction = pytest.mark.parametrize(
     ids=[f"{name}-{variant}-{'causal' if causal else 'both_ways'}" for name, variant, causal in DIRECTED],
 )
 
+# Each row in the steps of the table, and, in the slow run, in others: token by token, and all at once.
+SPLITS = [
+    (name, lengths)
+    for name, row in ROWS.items()
+    for lengths in (row.step_lengths, *(((1,) * 7, (3, 1, 1, 1, 1), (7,)) if row.kind.decodes else ()))
+]
+each_split = pytest.mark.parametrize(
+    ("name", "step_lengths"),
+    [pytest.param(*case, marks=() if case[1] == ROWS[case[0]].step_lengths else slow) for case in SPLITS],
+    ids=[f"{name}-{'+'.join(map(str, lengths))}" for name, lengths in SPLITS],
+)
+
+
+def each_row_slow_but(*fast):
+    """Each row; every run tests `fast` ones, which are cheap to compile, and the slow run the others."""
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in fast else slow) for name in ROWS])
+
 
 class Setting:
     """One row's case: inputs, a key mask with holes, and a direction for gradients."""
@@ -48,13 +65,18 @@ class Setting:
         random = np.random.default_rng(seed + 1)
         shape = (self.sizes.batch, self.sizes.queries, self.sizes.heads, self.sizes.value_dim)
         self.d_output = random.standard_normal(shape).astype(np.float32)
-        self.key_mask = random.random((self.sizes.batch, self.sizes.keys)) < 0.7
+        self.key_mask = draw_key_mask(random, self.sizes)
         self.all_keys = np.ones_like(self.key_mask)
 
     def with_tokens(self, change):
         """The inputs with `change` applied to query, key and value (or what they share) and to what is like them."""
         alike = {name: name for name in ("query", "key", "query_key", "value")} | self.row.beside
         return {name: change(alike[name], array) if name in alike else array for name, array in self.inputs.items()}
+
+    def rounded(self, dtype):
+        """The inputs with all that belongs to tokens in another precision."""
+        tokens = ("query", "key", "query_key", "value", *self.row.beside)
+        return {name: jnp.asarray(array, dtype) if name in tokens else array for name, array in self.inputs.items()}
 
     def forward(self, variant, **options):
         return jax.jit(lambda inputs: self.row.apply(inputs, {**self.row.variants[variant], **options}))(self.inputs)
@@ -219,8 +241,7 @@ def test_causal_never_lets_the_future_through_however_large(name, variant):
         assert np.isfinite(after[1][token]).all(), token
 
 
-@slow
-@each_row
+@each_row_slow_but("local")
 def test_degenerate_arguments_give_softmax_over_all_keys(name):
     row = ROWS[name]
     if row.degenerate is None:
@@ -279,8 +300,7 @@ def test_more_padding_changes_nothing(name, variant):
     close(output[:, :11], run(setting.inputs), row)
 
 
-@slow
-@each_row
+@each_row_slow_but("dense")
 def test_grouped_heads_are_repeated_heads(name):
     row = ROWS[name]
     variant = next(iter(row.variants))
@@ -295,8 +315,7 @@ def test_grouped_heads_are_repeated_heads(name):
     close(run(setting.inputs), run(repeated), row)
 
 
-@slow
-@each_row
+@each_row_slow_but("dense")
 def test_packed_documents_are_as_alone(name):
     row = ROWS[name]
     if not row.kind.segments:
@@ -346,8 +365,9 @@ def test_vmap_and_checkpoint_and_numpy_change_nothing(name, variant):
         close(output[copy], want, row)
         for argument in wanted:
             close(gradients[argument][copy], wanted[argument], row, err_msg=argument)
-    with_numbers = {**options, "key_mask": setting.all_keys.astype(np.int32)}
-    close(row.apply(setting.inputs, with_numbers), want, row)
+    holes, _ = compiled(name, variant, setting.causal)(setting.inputs, setting.key_mask, setting.d_output)
+    with_numbers = {**options, "key_mask": setting.key_mask.astype(np.int32)}
+    close(row.apply(setting.inputs, with_numbers), holes, row)
 
 
 @slow
@@ -401,7 +421,7 @@ def test_low_precision_is_close(name, dtype):
         )
     )
     tokens = ("query", "key", "query_key", "value", *row.beside)
-    rounded = {key: jnp.asarray(array, dtype) if key in tokens else array for key, array in setting.inputs.items()}
+    rounded = setting.rounded(dtype)
     output, gradients = run(rounded)
     exact = {key: array.astype(jnp.float32) if key in tokens else array for key, array in rounded.items()}
     assert output.dtype == dtype
@@ -415,6 +435,25 @@ def test_low_precision_is_close(name, dtype):
 
 @slow
 @each_row
+def test_padding_and_causal_masks_together_in_float16(name):
+    """Keys pad, pad, real: a query of padding sees nothing, and the real one takes the real value whole."""
+    row = ROWS[name]
+    variant, causal = usual(name)
+    setting = Setting(name, queries=3, keys=3, causal=causal)
+    options = {**row.variants[variant], "key_mask": np.array([[False, False, True]]), "causal": causal}
+    output = jax.jit(lambda inputs: row.apply(inputs, options))(setting.rounded(jnp.float16))
+    assert output.dtype == jnp.float16
+    assert np.isfinite(output).all()
+    if causal:
+        assert not output[:, :2].any()
+    if row.distribution:
+        group = setting.sizes.heads // setting.sizes.kv_heads
+        value = setting.inputs["value"][:, 2:].repeat(group, 2)
+        np.testing.assert_allclose(output[:, 2:].astype(jnp.float32), value, atol=2e-3, rtol=2e-3)
+
+
+@slow
+@each_row
 def test_no_tokens_give_nothing(name):
     setting = Setting(name, queries=0, keys=0)
     variant = next(iter(setting.row.variants))
@@ -424,16 +463,16 @@ def test_no_tokens_give_nothing(name):
         assert not setting.forward(variant).any()
 
 
-@each_row
-def test_cached_decoding_equals_the_full_pass(name):
-    """Rows of 3 and 5 prompt tokens, left-padded, then further steps of the table's lengths."""
+@each_split
+def test_cached_decoding_equals_the_full_pass(name, step_lengths):
+    """A row without padding and one with two tokens of it on the left, in steps of several lengths."""
     row = ROWS[name]
     if not row.kind.decodes:
         assert row.kind.init_cache is None
         return
     kind, variant = row.kind, next(iter(row.variants))
     options = {key: value for key, value in row.variants[variant].items() if key != "implementation"}
-    total = sum(row.step_lengths)
+    total = sum(step_lengths)
     setting = Setting(name, queries=total, keys=total, causal=True)
     sizes = setting.sizes
     starts = np.array([0, 2])
@@ -449,12 +488,13 @@ def test_cached_decoding_equals_the_full_pass(name):
         return call(kind, kind.step, inputs, cache, positions=positions, key_mask=key_mask, **known(kind.step))
 
     outputs, first = [], 0
-    for length in row.step_lengths:
+    for length in step_lengths:
         part = slice(first, first + length)
         inputs = setting.with_tokens(lambda name, array, part=part: array[:, part])
         output, cache = step(cache, inputs, np.maximum(positions[:, part], 0), key_mask[:, part])
         outputs.append(output)
         first += length
+    assert step._cache_size() == len(set(step_lengths)), "one trace serves all steps of a length"
     decoded = np.concatenate(outputs, axis=1)
     for example, start in enumerate(starts):
         alone = setting.with_tokens(lambda name, array, e=example, s=start: array[e : e + 1, s:])

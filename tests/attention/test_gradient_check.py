@@ -6,7 +6,7 @@ The hard choices of a kind (buckets, clusters, top k) stay as they are within a 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import rows
+from contract import draw_key_mask, rows
 
 from jaxformer.analysis import check_gradients
 from jaxformer.attention import ATTENTION, PATTERNS, sparse_attention
@@ -49,7 +49,7 @@ def report_of(apply, inputs, sizes):
 def test_gradients_of_every_kind_are_those_of_the_function(name, variant, causal):
     row = ROWS[name]
     sizes = row.size()
-    key_mask = np.random.default_rng(1).random((sizes.batch, sizes.keys)) < 0.8
+    key_mask = draw_key_mask(np.random.default_rng(1), sizes)
     options = {**row.variants[variant], "key_mask": key_mask, "causal": causal}
     report = report_of(lambda inputs: row.apply(inputs, options), row.draw(sizes), sizes)
     assert report.ok(), report.summary()
