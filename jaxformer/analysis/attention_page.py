@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.analysis.eight_bits import eight_bits
+from jaxformer.analysis.map_parts import span
 from jaxformer.analysis.recording import AttentionMap
 
 MOST_WEIGHTS = 8_000_000
@@ -27,8 +28,6 @@ _TITLES = {
 def make_page(
     maps: Mapping[str, AttentionMap],
     *,
-    layers: tuple[int, ...] | None,
-    heads: tuple[int, ...] | None,
     second: int | None,
     window: tuple[int, int] | None,
     title: str,
@@ -39,21 +38,22 @@ def make_page(
     for name, shown in maps.items():
         (first_row, end_row), (first_column, end_column) = windows[name]
         # Columns are cut after rounding, so that what a row has outside of the window can be told.
-        stored = eight_bits(shown.weights[:, :, first_row:end_row])
+        rows = slice(first_row - shown.first_row, end_row - shown.first_row)
+        stored = eight_bits(shown.weights[:, :, rows])
         kept = stored.values[..., first_column:end_column]
         values.append(kept.tobytes())
         facts.append(
             {
                 "title": _TITLES.get(name, name),
-                "layers": list(layers or range(kept.shape[0])),
-                "heads": list(heads or range(kept.shape[1])),
-                "rows": list(shown.rows[first_row:end_row]),
+                "layers": list(shown.layers or range(kept.shape[0])),
+                "heads": list(shown.heads or range(kept.shape[1])),
+                "rows": list(shown.rows[rows]),
                 "columns": list(shown.columns[first_column:end_column]),
                 "firstRow": first_row,
                 "firstColumn": first_column,
-                "totalRows": len(shown.rows),
+                "totalRows": len(shown.rows) if shown.total_rows is None else shown.total_rows,
                 "totalColumns": len(shown.columns),
-                "scales": None if stored.scales is None else _short(stored.scales.tolist()),
+                "scales": _short(stored.scales.tolist()),
                 "offset": offset,
             }
         )
@@ -73,10 +73,19 @@ def _windows(
     maps: Mapping[str, AttentionMap], window: tuple[int, int] | None
 ) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
     """First and end of the rows and columns of each map that the page holds."""
-    first, end = window or (0, max(max(shown.weights.shape[2:]) for shown in maps.values()))
+    if window is None:  # everything, or else from the first recorded row on
+        first, longest = max(m.first_row for m in maps.values()), max(max(m.weights.shape[2:]) for m in maps.values())
+    else:
+        first, longest = window[0], window[1] - window[0]
 
     def spans(size: int) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-        return {name: (_span(first, size, len(m.rows)), _span(first, size, len(m.columns))) for name, m in maps.items()}
+        return {
+            name: (
+                span(first, size, m.first_row, m.first_row + len(m.rows)),
+                span(first, size, 0, len(m.columns)),
+            )
+            for name, m in maps.items()
+        }
 
     def count(size: int) -> int:
         return sum(
@@ -84,17 +93,11 @@ def _windows(
             for m, (rows, columns) in zip(maps.values(), spans(size).values())
         )
 
-    low, high = 1, end - first
+    low, high = 1, longest
     while low < high:  # the largest size that fits
         middle = (low + high + 1) // 2
         low, high = (middle, high) if count(middle) <= MOST_WEIGHTS else (low, middle - 1)
     return spans(low)
-
-
-def _span(first: int, size: int, length: int) -> tuple[int, int]:
-    """So many tokens from the first on; the last ones of a text that is too short for it."""
-    start = min(first, max(0, length - size))
-    return start, min(start + size, length)
 
 
 def _pair_parts(shown: dict[str, Any], second: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxformer.analysis.attention_page import framed, make_page
+from jaxformer.analysis.map_parts import Part, check_numbers, make_part
 from jaxformer.analysis.recording import AttentionMap
 
 Weights = AttentionMap | Mapping[str, AttentionMap] | Sequence[ArrayLike] | ArrayLike
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AttentionView:
     """Attention maps as a page: lines between tokens, the matrix of a head, and all heads of all layers.
 
@@ -24,8 +25,6 @@ class AttentionView:
 
     Attributes:
       maps: float32 weights [layers, N, T, S] with their tokens, by name.
-      layers: the numbers of the layers in every map; None = 0, 1, ….
-      heads: those of the heads.
       second: index of the first token of the second text of a pair; None = one text.
       window: first token and the one behind the last that the page holds, of rows and of columns; None = as many from
         the first on as its size allows.
@@ -34,8 +33,6 @@ class AttentionView:
     """
 
     maps: Mapping[str, AttentionMap]
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
     second: int | None = None
     window: tuple[int, int] | None = None
     title: str = "Attention"
@@ -44,14 +41,16 @@ class AttentionView:
     @functools.cached_property
     def html(self) -> str:
         """The whole page. It holds what it needs, and a policy that forbids it to load anything."""
-        return make_page(
-            self.maps,
-            layers=self.layers,
-            heads=self.heads,
-            second=self.second,
-            window=self.window,
-            title=self.title,
+        return make_page(self.maps, second=self.second, window=self.window, title=self.title)
+
+    def __repr__(self) -> str:
+        """Sizes alone: a console would print all weights."""
+        sizes = (
+            f"{name}: {shown.weights.shape[0]} layers of {shown.weights.shape[1]} heads, {len(shown.rows)} tokens to "
+            f"{len(shown.columns)}"
+            for name, shown in self.maps.items()
         )
+        return f"AttentionView({'; '.join(sizes)})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page as an HTML file."""
@@ -122,7 +121,7 @@ def attention_view(
       tokens: of arrays: the T tokens that look, as text; None = their numbers.
       column_tokens: the S tokens that are looked at; None = the same.
       second: of a pair of texts in one sequence the index of the second's first token.
-      layers: numbers of the layers to keep, from 0; None = all.
+      layers: numbers of the layers to keep, from 0, in that order; None = all.
       heads: numbers of the heads to keep.
       window: first token and the one behind the last, of rows and columns: (100, 200). None = from the first on, as
         many as the page may hold.
@@ -136,26 +135,25 @@ def attention_view(
       ValueError: weights of other shapes or not finite, tokens that are not as many as rows or columns, or numbers out
         of range.
     """
+    part = make_part(layers, heads, window)
     maps = _as_maps(weights, tokens, column_tokens)
-    for name, shown in maps.items():
-        _check_map(name, shown)
-    maps = {name: _selected(name, shown, layers, heads) for name, shown in maps.items()}
-    longest = max(max(shown.weights.shape[2:]) for shown in maps.values())
-    if window is not None and not 0 <= window[0] < window[1]:
-        raise ValueError(f"window={tuple(window)} must be the first token and the one behind the last, in order")
-    if window is not None and window[0] >= longest:
-        raise ValueError(f"window={tuple(window)} begins behind the {longest} tokens")
-    if second is not None and (len(maps) != 1 or not 0 < second < longest):
-        raise ValueError(f"second={second} must be in [1, {longest - 1}], of one map of a sequence with two texts")
-    return AttentionView(
-        maps,
-        None if layers is None else tuple(map(int, layers)),
-        None if heads is None else tuple(map(int, heads)),
-        second,
-        None if window is None else (int(window[0]), int(window[1])),
-        title,
-        height,
-    )
+    maps = {name: _selected(name, _checked(name, shown), part) for name, shown in maps.items()}
+    longest = max(max(_total_rows(shown), len(shown.columns)) for shown in maps.values())
+    if part.window is not None and part.window[0] >= longest:
+        raise ValueError(f"window={part.window} begins behind the {longest} tokens")
+    if second is not None and (len(maps) != 1 or not _is_whole(second) or not 0 < second < longest):
+        raise ValueError(f"second={second!r} must be in [1, {longest - 1}], of one map of a sequence with two texts")
+    if not _is_whole(height) or height < 1:
+        raise ValueError(f"height={height!r} must be a number of pixels")
+    return AttentionView(maps, None if second is None else int(second), part.window, str(title), int(height))
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def _total_rows(shown: AttentionMap) -> int:
+    return len(shown.rows) if shown.total_rows is None else shown.total_rows
 
 
 def _as_maps(
@@ -179,23 +177,32 @@ def _as_maps(
 def _as_array(weights: Any) -> np.ndarray:
     """Arrays as [layers, N, T, S]."""
     if isinstance(weights, list | tuple):
-        weights = [np.asarray(layer) for layer in weights]
+        weights = [_read(layer) for layer in weights]
         if len({layer.shape for layer in weights}) > 1:
             raise ValueError(f"weights has layers of shapes {[layer.shape for layer in weights]}; they must be equal")
         if weights and weights[0].ndim == 4 and weights[0].shape[0] == 1:
             weights = [layer[0] for layer in weights]
-    array = np.asarray(weights)
-    if array.dtype.kind not in "biuf" and str(array.dtype) != "bfloat16":
-        raise ValueError(f"weights has dtype {array.dtype}; must be numbers")
+    array = _read(weights)
     if not 2 <= array.ndim <= 4 or 0 in array.shape:
         raise ValueError(f"weights has shape {array.shape}; must be [layers, heads, rows, columns], none of them 0")
     return array.reshape((1,) * (4 - array.ndim) + array.shape).astype(np.float32)
 
 
+def _read(weights: Any) -> np.ndarray:
+    """Numbers of any library as an array."""
+    try:
+        array = np.asarray(weights)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"weights, a {type(weights).__name__}, can't be read as an array: {error}") from error
+    if array.dtype.kind not in "biuf" and str(array.dtype) != "bfloat16":
+        raise ValueError(f"weights has dtype {array.dtype}; must be real numbers")
+    return array
+
+
 def _texts(given: Sequence[str] | None, count: int, name: str, axis: str) -> tuple[str, ...]:
     if given is None:
         return tuple(map(str, range(count)))
-    if isinstance(given, str):
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise ValueError(f"{name}={given!r} must be a sequence of texts, one a token")
     texts = tuple(map(str, given))
     if len(texts) != count:
@@ -203,27 +210,34 @@ def _texts(given: Sequence[str] | None, count: int, name: str, axis: str) -> tup
     return texts
 
 
-def _check_map(name: str, shown: AttentionMap) -> None:
-    weights = np.asarray(shown.weights)
+def _checked(name: str, shown: AttentionMap) -> AttentionMap:
+    """A map with weights in float32 that fit its tokens.
+
+    Raises:
+      ValueError: weights that do not fit, or are not finite.
+    """
+    weights = _read(shown.weights)
     if weights.ndim != 4 or 0 in weights.shape or weights.shape[2:] != (len(shown.rows), len(shown.columns)):
         raise ValueError(
-            f"the map {name!r} has weights of shape {weights.shape}, {len(shown.rows)} rows and {len(shown.columns)} "
-            "columns; must be [layers, heads, rows, columns]"
+            f"weights: the map {name!r} has weights of shape {weights.shape}, {len(shown.rows)} rows and "
+            f"{len(shown.columns)} columns; must be [layers, heads, rows, columns]"
         )
+    for what, numbers, count in zip(("layers", "heads"), (shown.layers, shown.heads), weights.shape):
+        if numbers is not None and len(numbers) != count:
+            raise ValueError(f"weights: the map {name!r} has {count} {what} and {len(numbers)} numbers of them")
+    weights = weights.astype(np.float32)
     if not np.isfinite(weights).all():
-        raise ValueError(f"the map {name!r} has weights that are not finite")
+        raise ValueError(f"weights: the map {name!r} has weights that are not finite")
+    return shown._replace(weights=weights, rows=tuple(map(str, shown.rows)), columns=tuple(map(str, shown.columns)))
 
 
-def _selected(
-    name: str, shown: AttentionMap, layers: Sequence[int] | None, heads: Sequence[int] | None
-) -> AttentionMap:
-    """The wanted layers and heads of a map."""
-    weights = np.asarray(shown.weights, np.float32)
-    for axis, (what, numbers) in enumerate((("layers", layers), ("heads", heads))):
-        if numbers is None:
-            continue
-        count = weights.shape[axis]
-        if not len(numbers) or not all(0 <= number < count for number in numbers):
-            raise ValueError(f"{what}={tuple(numbers)} must be numbers in [0, {count - 1}] of the map {name!r}")
-        weights = np.take(weights, list(numbers), axis)
-    return AttentionMap(weights, tuple(shown.rows), tuple(shown.columns))
+def _selected(name: str, shown: AttentionMap, part: Part) -> AttentionMap:
+    """The wanted layers and heads of a map, by the numbers that it gives them."""
+    weights, numbers = shown.weights, {"layers": shown.layers, "heads": shown.heads}
+    for axis, (what, wanted) in enumerate((("layers", part.layers), ("heads", part.heads))):
+        if wanted is not None:
+            known = list(numbers[what] or range(weights.shape[axis]))
+            check_numbers(wanted, known, what, f"of the map {name!r}")
+            weights = np.take(weights, [known.index(number) for number in wanted], axis)
+            numbers[what] = wanted
+    return shown._replace(weights=weights, layers=numbers["layers"], heads=numbers["heads"])

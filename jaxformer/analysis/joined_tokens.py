@@ -50,7 +50,8 @@ def join_tokens(
 ) -> AttentionMap:
     """Attention between groups of tokens: the sum over the tokens that are looked at, the mean over those that look.
 
-    So rows keep their sum. Clark et al. 2019, "What Does BERT Look At?", arXiv:1906.04341, section 4.1.
+    So rows keep their sum. Of a map of some rows alone the groups are still those of the whole text; the first and the
+    last may be kept in part. Clark et al. 2019, "What Does BERT Look At?", arXiv:1906.04341, section 4.1.
 
     Args:
       shown: weights [layers, N, T, S] between tokens.
@@ -63,17 +64,24 @@ def join_tokens(
     Raises:
       ValueError: groups that do not begin at token 0, are not in order or reach beyond the tokens.
     """
-    weights = shown.weights
-    row_texts, column_texts = shown.rows, shown.columns
+    joined = shown
     if rows is not None:
-        starts = _check_starts(rows, weights.shape[2], "rows")
-        sizes = np.diff(np.append(starts, weights.shape[2])).astype(np.float32)
-        weights = np.add.reduceat(weights, starts, axis=2) / sizes[:, None]
-        row_texts = tuple(rows[0])
+        total = len(shown.rows) if shown.total_rows is None else shown.total_rows
+        starts = _check_starts(rows, total, "rows")
+        first, last = shown.first_row, shown.first_row + len(shown.rows)
+        kept = slice(int(np.searchsorted(starts, first, side="right")) - 1, int(np.searchsorted(starts, last)))
+        within = np.maximum(starts[kept], first) - first
+        sizes = np.diff(np.append(within, len(shown.rows))).astype(np.float32)
+        joined = joined._replace(
+            weights=np.add.reduceat(shown.weights, within, axis=2) / sizes[:, None],
+            rows=tuple(rows[0][kept]),
+            first_row=kept.start,
+            total_rows=len(starts),
+        )
     if columns is not None:
-        weights = np.add.reduceat(weights, _check_starts(columns, weights.shape[3], "columns"), axis=3)
-        column_texts = tuple(columns[0])
-    return AttentionMap(weights.astype(np.float32), row_texts, column_texts)
+        starts = _check_starts(columns, shown.weights.shape[3], "columns")
+        joined = joined._replace(weights=np.add.reduceat(joined.weights, starts, axis=3), columns=tuple(columns[0]))
+    return joined._replace(weights=joined.weights.astype(np.float32))
 
 
 def _check_starts(groups: tuple[Sequence[str], Int[np.ndarray, "G"]], length: int, name: str) -> Int[np.ndarray, "G"]:

@@ -1,7 +1,7 @@
 """What a model attends to while it reads given tokens: the weights of all layers and heads, with their tokens."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.analysis.map_parts import EVERYTHING, Part, check_numbers, cut, cutting, make_part
 from jaxformer.data import Tokenizer
 from jaxformer.inference.prompts import check_rows
 from jaxformer.inference.sources import has_encoder
+from jaxformer.models import RecurrentSeq2Seq
 
 NAMES = {"encoder": "encoder_attention", "decoder": "attention", "cross": "cross_attention"}
 """What maps of an encoder-decoder are called, and the model's names of them."""
@@ -28,11 +30,19 @@ class AttentionMap(NamedTuple):
       weights: float32 [layers, N, T, S]; what row t takes of column s, before dropout.
       rows: the T tokens that look, as text.
       columns: the S tokens that are looked at.
+      layers: the layers' numbers in the model; None = 0, 1, ….
+      heads: the heads' numbers; None = 0, 1, ….
+      first_row: index of the first of the rows in its text.
+      total_rows: tokens of that text; None = the rows.
     """
 
     weights: Float[np.ndarray, "layers N T S"]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    first_row: int = 0
+    total_rows: int | None = None
 
 
 def record_attention(
@@ -45,14 +55,18 @@ def record_attention(
     tokenizer: Tokenizer | None = None,
     source_tokenizer: Tokenizer | None = None,
     model_state: Any = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    window: tuple[int, int] | None = None,
 ) -> dict[str, AttentionMap]:
     """The weights by which each token takes from the others in one pass, of any model, layer by layer, head by head.
 
     They are those that the kind of attention really uses, as a matrix: of local and sparse kinds with zeros outside the
     pattern, of hashed and routed ones with zeros where buckets and clusters kept tokens apart (rounds and clusters
     merged), of linear ones and Performer the normalised products of features. Linformer's are the factors of its
-    values, neither positive nor of sum 1. O(layers N T²) memory, whatever the kind costs. To plot one head:
-    ``plt.imshow(maps["attention"].weights[layer, head])``; all of them: ``attention_view(maps)``.
+    values, neither positive nor of sum 1. O(layers N T²) memory, whatever the kind costs; of a long text record a
+    window. To plot one head: ``plt.imshow(maps["attention"].weights[layer, head])``; all of them:
+    ``attention_view(maps)``.
 
     Args:
       model: a ``Transformer``, a ``TaskModel`` or a ``RecurrentSeq2Seq``.
@@ -64,6 +78,10 @@ def record_attention(
       tokenizer: names the tokens; None = they are named by their ids.
       source_tokenizer: names the source's; None = the same.
       model_state: the model's other variable collections, a dict (what a kind drew or learned: ``{"state": …}``).
+      layers: numbers of the layers to keep, from 0; None = all.
+      heads: numbers of the heads to keep; the others' weights take memory one layer at a time.
+      window: first of the tokens that look to keep, and the one behind the last (of a text too short for that its last
+        ones); the others' weights take memory one layer at a time. None = all.
 
     Returns:
       "attention", or of an encoder-decoder "encoder" [layers, N, S, S], "decoder" [layers, N, T, T] and "cross"
@@ -73,8 +91,12 @@ def record_attention(
     Raises:
       ValueError: ids that are empty, out of range or more than the model has positions; a source where there is no
         encoder, or none where there is one; layers whose weights have different shapes; a kind whose values are not
-        weighted by one matrix; or weights of more than 4 GiB.
+        weighted by one matrix; layers, heads or a window that are not there; weights of more than 4 GiB; or something
+        else than a model and its parameters.
     """
+    part = make_part(layers, heads, window)
+    if not hasattr(model, "config"):
+        raise ValueError(f"model={model!r} must be a Transformer, a TaskModel or a RecurrentSeq2Seq")
     (ids,) = check_rows([token_ids], "token_ids", model.config.vocab_size)
     given: dict[str, Any] = {}
     if (source_ids is None) == has_encoder(model):
@@ -85,11 +107,18 @@ def record_attention(
         size = getattr(model.config, "source_vocab_size", None) or model.config.vocab_size
         (source,) = check_rows([source_ids], "source_ids", size)
         given["source"] = jnp.asarray(source[None], jnp.int32)
+    longest = max(ids.size, 0 if source is None else source.size)
+    if part.window is not None and part.window[0] >= longest:
+        raise ValueError(f"window={part.window} begins behind the {longest} tokens")
     if token_types is not None:
+        if np.shape(token_types) != ids.shape:
+            raise ValueError(f"token_types has shape {np.shape(token_types)}; must be one a token, {ids.shape}")
         given["token_types"] = jnp.asarray(token_types, jnp.int32)[None]
     variables = {"params": params, **(model_state or {})}
     check_layers(model)
-    weights = model_weights(model, variables, jnp.asarray(ids[None], jnp.int32), given)
+    if not isinstance(params, Mapping) or not params or "params" in params:
+        raise ValueError("params must be the model's parameters: variables['params'] of what init gave")
+    weights = model_weights(model, variables, jnp.asarray(ids[None], jnp.int32), given, part)
     if not weights:
         raise ValueError(f"attention={getattr(model.config, 'attention', None)!r} has no weights to show")
     rows = token_texts(tokenizer, ids)
@@ -100,14 +129,27 @@ def record_attention(
     sides = {"encoder_attention": columns.get("encoder_attention", rows)}
     names = {"attention": "attention"} if source is None else NAMES
     return {
-        name: _map(weights[key], sides.get(key, rows), columns[key]) for name, key in names.items() if key in weights
+        name: _map(weights[key], sides.get(key, rows), columns[key], part)
+        for name, key in names.items()
+        if key in weights
     }
 
 
-def _map(weights: Float[Array, "layers 1 N T S"], rows: tuple[str, ...], columns: tuple[str, ...]) -> AttentionMap:
+def _map(
+    weights: Float[Array, "layers 1 N R S"], rows: tuple[str, ...], columns: tuple[str, ...], part: Part
+) -> AttentionMap:
     """The weights with their tokens; columns that no token read has are those that the attention added."""
     added = tuple(f"<added {place}>" for place in range(weights.shape[-1] - len(columns)))
-    return AttentionMap(np.asarray(weights, np.float32)[:, 0], rows, (*added, *columns))
+    first, end = part.rows(len(rows))
+    return AttentionMap(
+        np.asarray(weights, np.float32)[:, 0],
+        rows[first:end],
+        (*added, *columns),
+        part.layers,
+        part.heads,
+        first,
+        len(rows),
+    )
 
 
 def check_layers(model: Any) -> None:
@@ -129,8 +171,12 @@ def check_layers(model: Any) -> None:
 
 
 def model_weights(
-    model: nn.Module, variables: Any, tokens: Int[np.ndarray | Array, "1 T"], given: dict[str, Any]
-) -> dict[str, Float[Array, "layers 1 N T S"]]:
+    model: nn.Module,
+    variables: Any,
+    tokens: Int[np.ndarray | Array, "1 T"],
+    given: dict[str, Any],
+    part: Part = EVERYTHING,
+) -> dict[str, Float[Array, "layers 1 N R S"]]:
     """The weights of one row by the model's own names.
 
     Args:
@@ -138,26 +184,41 @@ def model_weights(
       variables: its variables.
       tokens: what it reads.
       given: further arguments of its call.
+      part: the layers, heads and rows to keep.
 
     Raises:
-      ValueError: they take more than 4 GiB.
+      ValueError: they take more than 4 GiB, or layers or heads of the part are not there.
     """
-    weigh = functools.partial(_apply, model)
-    wanted = sum(leaf.size * 4 for leaf in jax.eval_shape(weigh, variables, tokens, given).values())
-    if wanted > _LARGEST:
+    whole = jax.eval_shape(functools.partial(_apply, model, EVERYTHING), variables, tokens, given)
+    for name, leaf in whole.items():
+        for wanted, what, count in ((part.layers, "layers", leaf.shape[0]), (part.heads, "heads", leaf.shape[2])):
+            check_numbers(wanted, range(count), what, f"of the model's {name}")
+    # A scan stacks the weights of all layers before those of some are taken.
+    stacked = Part(None, part.heads, part.window)
+    kept = jax.eval_shape(functools.partial(_apply, model, stacked), variables, tokens, given)
+    size = max(sum(leaf.size for leaf in kept.values()), *(leaf.size // leaf.shape[0] for leaf in whole.values()), 0)
+    if 4 * size > _LARGEST:
+        total = sum(leaf.size for leaf in whole.values())
         raise ValueError(
-            f"the weights of {tokens.shape[1]} tokens in all layers and heads take {wanted / 2**30:.1f} GiB, more than "
-            f"the {_LARGEST // 2**30} GiB that are recorded: give fewer tokens"
+            f"the weights of {tokens.shape[1]} tokens take {4 * size / 2**30:.1f} GiB in all layers, more than the "
+            f"{_LARGEST // 2**30} GiB that are recorded: give fewer tokens, a window of at most "
+            f"{max(1, tokens.shape[1] * _LARGEST // (4 * total))} tokens, or fewer heads"
         )
-    return _apply(model, variables, tokens, given)
+    return _apply(model, part, variables, tokens, given)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _apply(model: nn.Module, variables: Any, tokens: Int[Array, "1 T"], given: dict[str, Any]) -> dict[str, Array]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _apply(
+    model: nn.Module, part: Part, variables: Any, tokens: Int[Array, "1 T"], given: dict[str, Any]
+) -> dict[str, Array]:
     """Weights with a leading layer axis; what a model returns beside them (shares of halting) is left out."""
-    output: Any = model.apply(variables, tokens, **given, return_weights=True)
+    with nn.intercept_methods(cutting(part)):
+        output: Any = model.apply(variables, tokens, **given, return_weights=True)
     weights = output.aux.weights
-    return {name: array if array.ndim == 5 else array[None] for name, array in weights.items() if array.ndim > 3}
+    found = {name: array if array.ndim == 5 else array[None] for name, array in weights.items() if array.ndim > 3}
+    if isinstance(model, RecurrentSeq2Seq):  # has no layers that could cut
+        found = {name: cut(array, part) for name, array in found.items()}
+    return found if part.layers is None else {name: array[jnp.array(part.layers)] for name, array in found.items()}
 
 
 def token_texts(tokenizer: Tokenizer | None, ids: Sequence[int] | Int[np.ndarray, "L"]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def test_bytes_of_distributions_sum_to_255_and_are_off_by_less_than_one():
     weights[1, 2, 7] = np.eye(37)[11]
     weights[1, 0, 3] = 1 / 37
     stored = eight_bits(weights)
-    assert stored.scales is None
+    assert not stored.scales.any()
     sums = stored.values.astype(int).sum(-1)
     assert sums[0, 1, 5] == 0
     assert (np.delete(sums.reshape(-1), 41 + 5) == 255).all()
@@ -58,7 +59,29 @@ def test_weights_that_are_no_distribution_keep_their_sign_and_a_scale_of_their_h
     largest = np.abs(weights).max((2, 3))
     np.testing.assert_array_equal(stored.scales, largest)
     assert (np.abs(stored.weights() - weights).max((2, 3)) <= largest / 254 * 1.001).all()
-    assert eight_bits(2 * distributions(1, 1, 4, 5)).scales is not None
+    assert eight_bits(2 * distributions(1, 1, 4, 5)).scales.all()
+
+
+def test_heads_of_other_layers_leave_a_distribution_as_it_is():
+    weights = distributions(3, 2, 5, 7)
+    weights[1] -= 0.2
+    weights[2, 0, 4, 6] += 3
+    stored = eight_bits(weights)
+    assert (stored.scales > 0).tolist() == [[False, False], [True, True], [True, False]]
+    plain = stored.scales == 0
+    assert (stored.values[plain].sum(-1, dtype=int) == 255).all()
+    assert np.abs(stored.weights() - weights)[plain].max() < 1 / 255
+    facts, _ = read_page(attention_view(weights).html)
+    np.testing.assert_allclose(facts["maps"][0]["scales"], stored.scales, rtol=1e-5)
+
+
+def test_units_of_equal_weights_are_spread_over_the_row():
+    values = eight_bits(np.full((1, 1, 40, 1020), 1 / 1020, np.float32)).values[0, 0]
+    assert (values.sum(-1, dtype=int) == 255).all()
+    quarters = values.reshape(40, 4, 255).sum(-1, dtype=int)
+    assert quarters.min() > 55
+    assert quarters.max() < 73
+    assert values.sum(0, dtype=int).max() < 20, "a column has units in every row"
 
 
 def test_the_page_holds_the_maps_and_loads_nothing():
@@ -143,6 +166,33 @@ def test_arrays_of_other_ranks_and_lists_of_layers_are_one_map():
     assert attention_view(weights, list("abcde")).maps["attention"].columns == tuple("abcde")
 
 
+def test_numbers_of_every_dtype_are_weights():
+    for dtype in (bool, np.int32, np.float16, np.float64, jnp.bfloat16):
+        view = attention_view(jnp.eye(4, dtype=dtype) if dtype is jnp.bfloat16 else np.eye(4, dtype=dtype))
+        np.testing.assert_array_equal(view.maps["attention"].weights, np.eye(4, dtype=np.float32)[None, None])
+
+
+def test_rows_of_a_window_keep_their_numbers(monkeypatch):
+    weights = distributions(2, 3, 4, 50)
+    names = tuple(map(str, range(50)))
+    shown = AttentionMap(weights, names[30:34], names, layers=(5, 6), heads=(0, 2, 4), first_row=30, total_rows=50)
+    facts, values = read_page(attention_view(shown, heads=[4, 0]).html)
+    expected = {
+        "firstRow": 30,
+        "totalRows": 50,
+        "firstColumn": 0,
+        "totalColumns": 50,
+        "layers": [5, 6],
+        "heads": [4, 0],
+    }
+    assert expected.items() <= facts["maps"][0].items()
+    assert facts["maps"][0]["rows"] == ["30", "31", "32", "33"]
+    np.testing.assert_array_equal(values.reshape(2, 2, 4, 50), eight_bits(weights[:, [2, 0]]).values)
+    monkeypatch.setattr(attention_page, "MOST_WEIGHTS", 2 * 3 * 4 * 10)
+    (facts,) = read_page(attention_view(shown).html)[0]["maps"]
+    assert (facts["firstRow"], facts["firstColumn"], len(facts["rows"]), len(facts["columns"])) == (30, 30, 4, 10)
+
+
 def test_bertviz_gets_its_arguments():
     weights = distributions(2, 3, 5, 5)
     given = attention_view(weights, list("abcde"), second=2).bertviz()
@@ -176,11 +226,13 @@ def test_what_can_t_be_shown_is_refused():
         (AttentionMap(weights, ("a",), tuple("abcde")), {}, "1 rows and 5 columns"),
         (np.full((2, 2), np.nan), {}, "not finite"),
         (np.array([["a"]]), {}, "dtype"),
-        (weights, {"layers": [2]}, r"layers=\(2,\) must be numbers in \[0, 1\]"),
-        (weights, {"heads": []}, r"heads=\(\) must be numbers"),
+        (np.array([[1j]]), {}, "dtype complex128; must be real numbers"),
+        (weights, {"layers": [2]}, r"layers=\(2,\) must be numbers in \[0, 1\] of the map 'attention'"),
+        (weights, {"heads": []}, r"heads=\[\] must be numbers from 0 on, at least one"),
         (weights, {"window": (3, 3)}, r"window=\(3, 3\)"),
         (weights, {"window": (5, 9)}, "begins behind the 5 tokens"),
         (weights, {"second": 5}, r"second=5 must be in \[1, 4\]"),
+        (weights, {"height": 0}, "height=0 must be a number of pixels"),
     ):
         with pytest.raises(ValueError, match=message):
             attention_view(given, **options)

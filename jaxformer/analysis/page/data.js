@@ -15,14 +15,16 @@ function rowStart(map, layer, head, row) {
   return map.offset + ((layer * map.heads.length + head) * map.rows.length + row) * map.columns.length;
 }
 
-// From a byte to the weight, and to its strength in [-1, 1] by which it is drawn.
+// From a byte to the weight, and to its strength in [-1, 1] by which it is drawn. Distributions have the scale 0.
 function asWeight(map, layer, head, byte) {
-  return map.scales ? ((byte - 128) / 127) * map.scales[layer][head] : byte / 255;
+  return asStrength(map, layer, head, byte) * (map.scales[layer][head] || 1);
 }
 
-function asStrength(map, byte) {
-  return map.scales ? (byte - 128) / 127 : byte / 255;
+function asStrength(map, layer, head, byte) {
+  return map.scales[layer][head] ? (byte - 128) / 127 : byte / 255;
 }
+
+const areDistributions = (map, layer, heads) => heads.every((head) => !map.scales[layer][head]);
 
 function weightOf(map, layer, head, row, column) {
   return asWeight(map, layer, head, bytes[rowStart(map, layer, head, row) + column]);

@@ -55,7 +55,7 @@ function paintThumb(canvas, rows, columns, [ground, plus, minus]) {
     const start = rowStart(map(), Number(layer), Number(head), row);
     const line = Math.floor((row - rows.begin) / block) * canvas.width;
     for (let column = columns.begin; column < columns.stop; column++) {
-      const strength = asStrength(map(), bytes[start + column]);
+      const strength = asStrength(map(), layer, head, bytes[start + column]);
       const place = line + Math.floor((column - columns.begin) / block);
       if (Math.abs(strength) > Math.abs(strongest[place])) strongest[place] = strength;
     }

@@ -31,7 +31,7 @@ function eachPair(head, rows, columns, visit) {
     const start = rowStart(map(), state.layer, head, row);
     for (let column = columns.begin; column < columns.stop; column++) {
       if (state.column !== null && column !== state.column) continue;
-      visit(row, column, asStrength(map(), bytes[start + column]));
+      visit(row, column, asStrength(map(), state.layer, head, bytes[start + column]));
     }
   }
 }
@@ -119,7 +119,7 @@ function fillBars(bars, shown, address) {
   while (bars.children.length < state.heads.length) bars.append(element("i"));
   if (!shown) return;
   state.heads.forEach((head, place) => {
-    const strength = asStrength(map(), bytes[address(head)]);
+    const strength = asStrength(map(), state.layer, head, bytes[address(head)]);
     const plain = headColour(head);
     const striped = `repeating-linear-gradient(45deg, ${plain} 0 3px, transparent 3px 5px)`;
     bars.children[place].style.background = strength < 0 ? striped : plain;

@@ -3,8 +3,11 @@ const VIEWS = { lines: drawLines, matrix: drawMatrix, heads: drawHeads };
 const MOST_AT_FIRST = 512; // rows of all heads together that are not yet a tangle
 const get = (id) => document.getElementById(id);
 
+let tellWindows = () => {};
+
 function draw() {
   VIEWS[state.view]();
+  tellWindows();
   get("layer").value = state.layer;
   get("chips").querySelectorAll("[data-head]").forEach((chip) => {
     const head = Number(chip.dataset.head);
@@ -56,18 +59,18 @@ function showPart(place) {
 function makeWindows() {
   const made = [];
   const tellers = [];
+  tellWindows = () => tellers.forEach((teller) => teller());
   for (const [axis, name] of [["rows", "firstRow"], ["columns", "firstColumn"]]) {
     const { first, end } = bounds(axis);
     if (end - first <= PAGE) continue;
     const slider = element("input", { type: "range", min: first, max: end - PAGE, value: first, step: 1, id: name });
     const told = element("span");
-    const say = () => (told.textContent = `${map()[name] + bounds(axis).begin} to ${map()[name] + bounds(axis).stop - 1}`);
-    slider.addEventListener("input", () => {
-      moveWindow(name, Number(slider.value));
-      tellers.forEach((teller) => teller());
+    slider.addEventListener("input", () => choose({ ...windowFrom(name, Number(slider.value)), row: null, column: null, pinned: false }));
+    tellers.push(() => {
+      const { begin, stop } = bounds(axis);
+      slider.value = begin;
+      told.textContent = `${map()[name] + begin} to ${map()[name] + stop - 1}`;
     });
-    say();
-    tellers.push(say);
     made.push(element("label", {}, axis === "rows" ? "From" : "To", slider, told));
   }
   const { rows, columns, totalRows, totalColumns, firstRow, firstColumn } = map();
@@ -77,14 +80,10 @@ function makeWindows() {
   get("windows").replaceChildren(...made);
 }
 
-// Rows take the columns of a sequence to itself with them.
-function moveWindow(name, value) {
-  const change = { [name]: value };
-  if (name === "firstRow" && map().rows.length === map().columns.length && get("firstColumn")) {
-    change.firstColumn = value;
-    get("firstColumn").value = value;
-  }
-  choose({ ...change, row: null, column: null, pinned: false });
+// Where the visible part begins; rows take the columns of a sequence to itself with them.
+function windowFrom(name, value) {
+  const both = name === "firstRow" && map().rows.length === map().columns.length && get("firstColumn");
+  return both ? { firstRow: value, firstColumn: value } : { [name]: value };
 }
 
 function chooseHead(event) {
@@ -102,18 +101,28 @@ const cycle = (value, change, count) => (value + change + count) % count;
 const nextHead = (change) => choose({ heads: [state.heads.length === 1 ? cycle(state.heads[0], change, map().heads.length) : 0] });
 const nextLayer = (change) => choose({ layer: cycle(state.layer, change, map().layers.length) });
 
+// The next token of a side; at the edge of what is visible the window moves along.
 function step(name, change) {
-  const { begin, stop } = bounds(name === "row" ? "rows" : "columns");
+  const [axis, other] = name === "row" ? ["rows", "column"] : ["columns", "row"];
+  const { first, end, begin, stop } = bounds(axis);
   const now = state[name];
-  const next = now === null ? (change > 0 ? begin : stop - 1) : Math.max(begin, Math.min(stop - 1, now + change));
-  state.pinned = true;
-  choose({ [name]: next, ...(state.view === "lines" ? { [name === "row" ? "column" : "row"]: null } : {}) });
-  const item = get(name === "row" ? "rows" : "columns").querySelector(`[data-index="${next}"]`);
-  if (item && state.view === "lines") item.scrollIntoView({ block: "nearest" });
+  const next = now === null ? (change > 0 ? begin : stop - 1) : Math.max(first, Math.min(end - 1, now + change));
+  const window = name === "row" ? "firstRow" : "firstColumn";
+  const moved = next < begin ? windowFrom(window, next) : next >= stop ? windowFrom(window, next - PAGE + 1) : {};
+  choose({ ...moved, [name]: next, pinned: true, ...(state.view === "lines" ? { [other]: null } : {}) });
+  if (state.view !== "lines") return;
+  requestAnimationFrame(() => get(axis).querySelector(`[data-index="${next}"]`)?.scrollIntoView({ block: "nearest" }));
 }
 
 const ARROWS = {
-  lines: { ArrowUp: () => step("row", -1), ArrowDown: () => step("row", 1), ArrowLeft: () => nextHead(-1), ArrowRight: () => nextHead(1) },
+  lines: {
+    ArrowUp: () => step("row", -1),
+    ArrowDown: () => step("row", 1),
+    "Shift+ArrowUp": () => step("column", -1),
+    "Shift+ArrowDown": () => step("column", 1),
+    ArrowLeft: () => nextHead(-1),
+    ArrowRight: () => nextHead(1),
+  },
   matrix: { ArrowUp: () => step("row", -1), ArrowDown: () => step("row", 1), ArrowLeft: () => step("column", -1), ArrowRight: () => step("column", 1) },
   heads: { ArrowUp: () => moveInGrid(-1, 0), ArrowDown: () => moveInGrid(1, 0), ArrowLeft: () => moveInGrid(0, -1), ArrowRight: () => moveInGrid(0, 1) },
 };
@@ -134,7 +143,8 @@ function onKey(event) {
   if (event.ctrlKey || event.metaKey || (event.altKey && !"[]".includes(event.key))) return;
   if (event.target.matches("select, input")) return;
   if (event.target.matches("[role=tab]") && event.key.startsWith("Arrow")) return moveTab(event);
-  const action = ARROWS[state.view][event.key] || KEYS[event.key];
+  const shifted = event.shiftKey && event.key.startsWith("Arrow");
+  const action = ARROWS[state.view][shifted ? `Shift+${event.key}` : event.key] || KEYS[event.key];
   if (!action) return;
   event.preventDefault();
   action();
@@ -194,6 +204,7 @@ async function begin() {
   showPart(0);
   show("lines");
   document.documentElement.dataset.ready = "true";
+  performance.mark("ready");
 }
 
 begin();

@@ -7,7 +7,7 @@ function drawMatrix() {
   const context = canvas.getContext("2d");
   const font = `${rows.stop - rows.begin > 64 ? 10 : 12}px ${getComputedStyle(document.body).fontFamily}`;
   context.font = font;
-  const longest = (axis, bound) => Math.min(110, 10 + Math.max(...map()[axis].slice(bound.begin, bound.stop).map((text) => context.measureText(visible(text)).width)));
+  const longest = (axis, bound) => Math.min(110, 10 + Math.max(...map()[axis].slice(bound.begin, bound.stop).map((text) => context.measureText(visible(text.slice(0, 60))).width)));
   [matrix.left, matrix.top] = [longest("rows", rows), longest("columns", columns)];
   const room = document.querySelector("main").clientWidth - matrix.left - 4;
   matrix.cell = Math.max(7, Math.min(34, Math.floor(room / (columns.stop - columns.begin))));
@@ -27,7 +27,7 @@ function strengths(row) {
   const sums = new Float64Array(map().columns.length);
   for (const head of state.heads) {
     const start = rowStart(map(), state.layer, head, row);
-    for (let i = 0; i < sums.length; i++) sums[i] += asStrength(map(), bytes[start + i]) / state.heads.length;
+    for (let i = 0; i < sums.length; i++) sums[i] += asStrength(map(), state.layer, head, bytes[start + i]) / state.heads.length;
   }
   return sums;
 }
@@ -40,30 +40,43 @@ function shadeOf(strength, ground, plus, minus) {
 }
 
 function paintCells(context, weights, rows, columns) {
-  const [ground, plus, minus] = ["blank", "plus", "minus"].map(colour);
+  const [ground, plus, minus, ink, paper] = ["blank", "plus", "minus", "ink", "paper"].map(colour);
   const gap = matrix.cell > 11 ? 1 : 0;
+  const numbered = matrix.cell >= 30 && areDistributions(map(), state.layer, state.heads);
   weights.forEach((line, i) => {
     for (let j = columns.begin; j < columns.stop; j++) {
-      context.fillStyle = `rgb(${shadeOf(line[j], ground, plus, minus).join(",")})`;
+      const shade = shadeOf(line[j], ground, plus, minus);
+      context.fillStyle = `rgb(${shade.join(",")})`;
       const [x, y] = [matrix.left + (j - columns.begin) * matrix.cell, matrix.top + i * matrix.cell];
       context.fillRect(x, y, matrix.cell - gap, matrix.cell - gap);
-      if (matrix.cell >= 30 && !map().scales && line[j] >= 0.005) paintNumber(context, line[j], x, y);
+      if (numbered && line[j] >= 0.005) paintNumber(context, line[j], x, y, contrast(shade, ink) > contrast(shade, paper) ? ink : paper);
     }
   });
   const [row, column] = [state.row, state.column];
-  context.strokeStyle = `rgb(${colour("ink").join(",")})`;
+  context.strokeStyle = `rgb(${ink.join(",")})`;
   context.lineWidth = 1.5;
   const [x, y] = [matrix.left + (column - columns.begin) * matrix.cell, matrix.top + (row - rows.begin) * matrix.cell];
   if (row !== null) context.strokeRect(matrix.left, y, matrix.cell * (columns.stop - columns.begin) - gap, matrix.cell - gap);
   if (column !== null) context.strokeRect(x, matrix.top, matrix.cell - gap, matrix.cell * (rows.stop - rows.begin) - gap);
 }
 
+// How readable one colour is on another, from 1 on (WCAG 2.2).
+function contrast(one, other) {
+  const [high, low] = [luminance(one), luminance(other)].sort((a, b) => b - a);
+  return (high + 0.05) / (low + 0.05);
+}
+
+function luminance(parts) {
+  const linear = parts.map((part) => (part <= 10 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+
 // The weight inside its cell, where there is room.
-function paintNumber(context, weight, x, y) {
+function paintNumber(context, weight, x, y, ink) {
   context.save();
   context.font = context.font.replace(/^\d+px/, "10px");
   [context.textAlign, context.textBaseline] = ["center", "middle"];
-  context.fillStyle = `rgb(${colour(weight > 0.25 ? "paper" : "ink").join(",")})`;
+  context.fillStyle = `rgb(${ink.join(",")})`;
   context.fillText(weight.toFixed(2).replace(/^0/, ""), x + (matrix.cell - 1) / 2, y + matrix.cell / 2);
   context.restore();
 }

@@ -25,10 +25,10 @@ function bounds(axis) {
   return { first, end, begin, stop: Math.min(begin + PAGE, end) };
 }
 
+// Equally light hues, so that none is pale on the ground and numbers can be read on all.
 function headColour(head) {
-  const count = Math.max(map().heads.length, 1);
-  const hue = (210 + (360 * head) / count) % 360;
-  return state.dark ? `hsl(${hue} 75% 68%)` : `hsl(${hue} 68% 42%)`;
+  const hue = (255 + (360 * head) / Math.max(map().heads.length, 1)) % 360;
+  return state.dark ? `oklch(0.77 0.14 ${hue})` : `oklch(0.54 0.17 ${hue})`;
 }
 
 // A colour of the style sheet as numbers; the browser resolves light and dark.
@@ -84,7 +84,7 @@ function tellRow(readout, row) {
   const hidden = map().totalColumns - map().columns.length;
   list(readout, weights, map().columns, hidden > 0 ? "nothing that the page holds" : "nothing");
   const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
-  if (hidden > 0 && !map().scales && rest > 0.002 && weights.some((weight) => weight > 0)) {
+  if (hidden > 0 && areDistributions(map(), state.layer, state.heads) && rest > 0.002 && weights.some((weight) => weight > 0)) {
     readout.append(element("i", {}, `and ${rest.toFixed(3)} at ${hidden} tokens that the page doesn't hold`));
   }
 }
