@@ -438,9 +438,9 @@ def test_samples_of_a_model_with_spare_ids_keep_to_the_tokenizer(text, tmp_path,
     order = []
 
     def noting(name, function):
-        return lambda *args: (order.append(name), function(*args))[1]
+        return lambda *args, **options: (order.append(name), function(*args, **options))[1]
 
-    monkeypatch.setattr(loop, "sample_text", noting("sample", loop.sample_text))
+    monkeypatch.setattr(loop, "draw_sample", noting("sample", loop.draw_sample))
     monkeypatch.setattr(loop.Checkpoints, "save", noting("save", loop.Checkpoints.save))
     sizes = ("model.vocab_size=5000", "sample.max_new_tokens=9", "sample.temperature=1.0")
     train_and_evaluate(tiny_config(text, "train.steps=1", *sizes), tmp_path)
