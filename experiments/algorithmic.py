@@ -38,7 +38,7 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
     "additive": {},
     "bilinear": {},
     "concat": {},
-    "kernel": {"kernel": "gaussian"},
+    "kernel": {"kernel": "gaussian", "width": optional(float)},  # distance in features; None = learned
     "shared_query_key": {},
     "local": {"window": 31},  # tokens before the token itself
     "dilated": {"window": 15, "dilation": 2},  # neighbours, tokens between them

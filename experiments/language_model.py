@@ -39,7 +39,7 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
     "additive": {},
     "bilinear": {},
     "concat": {},
-    "kernel": {"kernel": "gaussian"},
+    "kernel": {"kernel": "gaussian", "width": optional(float)},  # distance in features; None = learned
     "shared_query_key": {},
     "local": {"window": 63},  # tokens before the token itself
     "dilated": {"window": 15, "dilation": 4},  # neighbours, tokens between them

@@ -42,7 +42,7 @@ ATTENTION_ARGS: dict[str, dict[str, object]] = {
     "additive": {},
     "bilinear": {},
     "concat": {},
-    "kernel": {"kernel": "gaussian"},
+    "kernel": {"kernel": "gaussian", "width": optional(float)},  # distance in features; None = learned
     "shared_query_key": {},
     "local": {"window": 15},  # tokens on each side of the token itself; a decoder's, before it
     "dilated": {"window": 7, "dilation": 2},  # neighbours, tokens between them
