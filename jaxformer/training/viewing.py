@@ -96,12 +96,20 @@ def view_run(
         raise ConfigError(f"the run in {workdir} has no encoder of its own beside a decoder: give text, and no source")
     tokenizer = load_tokenizer(directory.tokenizer(tokenizer_name(config)))
     given = read_texts(config, model, tokenizer, text, second_text)
+    groups = character_groups(tokenizer, given.ids) if join else None
     maps = record_attention(
-        model, params, given.ids, token_types=given.token_types, tokenizer=tokenizer, model_state=model_state
+        model,
+        params,
+        given.ids,
+        token_types=given.token_types,
+        tokenizer=tokenizer,
+        model_state=model_state,
+        layers=options.get("layers"),
+        heads=options.get("heads"),
+        window=_token_window(options.get("window"), groups, given.ids.size),
     )
     second = given.second
-    if join:
-        groups = character_groups(tokenizer, given.ids)
+    if groups is not None:
         maps = {name: _joined(shown, groups, groups) for name, shown in maps.items()}
         second = None if second is None else int(np.searchsorted(groups[1], second))
     return attention_view(maps, second=second, **options)
@@ -159,9 +167,18 @@ def translation_maps(translator: Translator, source: str, target: str, join: boo
     return {name: _joined(shown, *groups[name]) for name, shown in maps.items()}
 
 
+def _token_window(window: tuple[int, int] | None, groups: Any, length: int) -> tuple[int, int] | None:
+    """A window of groups as one of tokens."""
+    if window is None or groups is None or not 0 <= window[0] < window[1] or window[0] >= len(groups[1]):
+        return window
+    starts = [*map(int, groups[1]), length]
+    return starts[window[0]], starts[min(window[1], len(groups[1]))]
+
+
 def _joined(shown: AttentionMap, rows: Any, columns: Any) -> AttentionMap:
     """A map by groups, where these are fewer than its tokens; columns of added tokens stay as they are."""
-    added = len(shown.columns) - len(shown.rows) if rows is columns else 0
+    total = len(shown.rows) if shown.total_rows is None else shown.total_rows
+    added = len(shown.columns) - total if rows is columns else 0
     if added > 0:
         texts, starts = columns
         columns = ((*shown.columns[:added], *texts), np.concatenate([np.arange(added), starts + added]))

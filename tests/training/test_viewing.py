@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from jaxformer.analysis import attention_view
 from jaxformer.cli import main
 from jaxformer.data import ByteTokenizer
 from jaxformer.models import bert, encoder_decoder, gpt
@@ -31,6 +32,14 @@ def test_a_decoder_s_weights_are_shown_by_characters(trained):
     np.testing.assert_allclose(shown.weights[:, 0, 2, 1], own[:, 2:5, 1].mean(-1), atol=1e-6)
     np.testing.assert_allclose(shown.weights.sum(-1), 1, atol=1e-5)
     assert view_run(workdir, "a天b", join=False).maps["attention"].rows[2] == "<229>"
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_a_part_is_recorded_alone_and_shown_as_of_the_whole(trained, join):
+    workdir, _ = trained
+    part = {"layers": [1], "heads": [0], "window": (2, 4), "title": "part"}
+    whole = view_run(workdir, "a天bcd", join=join).maps
+    assert view_run(workdir, "a天bcd", join=join, **part).html == attention_view(whole, **part).html
 
 
 def test_the_command_writes_the_page(trained, tmp_path, capsys):
