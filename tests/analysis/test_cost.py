@@ -58,8 +58,8 @@ def test_estimates_are_near_the_compilers_figures(name):
 
 @pytest.mark.parametrize(
     ("kind", "arguments"),
-    [("dense", {}), ("local", {"window": 63}), ("compressed", {"stride": 4})],
-    ids=["dense", "local", "compressed"],
+    [("dense", {}), ("local", {"window": 63}), ("compressed", {"stride": 4}), ("linear", {})],
+    ids=["dense", "local", "compressed", "linear"],
 )
 def test_the_estimate_of_a_decoded_token_is_near_the_compilers_figure(kind, arguments):
     record = ATTENTION[kind]

@@ -143,7 +143,7 @@ def _chunks(sizes: Sizes, features: Features, size: int) -> tuple[Work, Work]:
     weights = sizes.batch * sizes.heads * filled.keys * size
     state = sizes.batch * sizes.kv_heads * features.number * (sizes.value_dim + 1) * sizes.wide
     in_chunk = (_feature_bytes(filled, features) + 2 * weights * sizes.wide) // chunks
-    other += PAIR_OTHER * weights + 3 * chunks * state // sizes.wide
+    other += PAIR_OTHER * weights + 2 * chunks * state // sizes.wide  # the state fades, what is new is added
     moved = sizes.io_bytes + 2 * chunks * state
     forward = Work(make + products + absorb, other, moved, sizes.io_bytes + state + in_chunk)
     backward = Work(
