@@ -10,14 +10,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 SIZES = ("tiny", "small", "base")
 
 
-# The others take 10 to 25 s each, most of it their data's tokens; CI has a step for them.
-QUICK = ("language_model",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in sorted(bundled_configs())],
-)
+# 8 to 25 s each, most of it their data's tokens; CI has a step for them.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(bundled_configs()))
 def test_every_experiment_trains_two_steps_at_its_tiny_size(name, tmp_path):
     overrides = ["train.steps=2"]
     if name == "finetune":

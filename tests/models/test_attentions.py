@@ -244,7 +244,7 @@ def test_settings_exclude_no_more_than_they_must():
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("strided", {"stride": 3, "num_added": 2}),
+        pytest.param("strided", {"stride": 3, "num_added": 2}, marks=pytest.mark.slow),
         pytest.param("kernel", {"leave_one_out": True}, marks=pytest.mark.slow),
         pytest.param("kernel", {"width": 2}, marks=pytest.mark.slow),
     ],

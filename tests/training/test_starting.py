@@ -165,6 +165,7 @@ def test_longer_rows_than_the_starts_need_positions_that_end_nowhere(name, fits)
             decided_length(config, data)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_start_is_gone(pretrained, labels, tmp_path):
     start, workdir = tmp_path / "start", tmp_path / "run"
     shutil.copytree(pretrained[0], start)

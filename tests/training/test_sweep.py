@@ -83,12 +83,14 @@ def alone(base, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_run_of_a_sweep_is_the_run_alone(swept, alone):
     """Dropout, order of the data and rates are the same; what a sum of floats leaves open is small."""
     run = swept[0] / "runs" / LAST
     assert_equal_figures(records(run), records(alone))
 
 
+@pytest.mark.slow
 def test_directory_of_a_run_is_that_of_a_run_alone(swept, alone):
     run = swept[0] / "runs" / LAST
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in alone.iterdir())
