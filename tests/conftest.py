@@ -8,10 +8,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of what the tests do; unoptimised code computes the same numbers and compiles three times faster.
 # In the environment, so that the processes that tests start do the same.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Files and processes that compile the same program share it, and a second run has them all.
-PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / ".pytest_cache" / "programs"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 from jaxtyping import install_import_hook
 
