@@ -129,7 +129,12 @@ def test_engine_merges_components_over_any_orders_of_queries_and_keys():
 
 
 @pytest.mark.parametrize(
-    "pattern", [strided(7), random_blocks(2, seed=1, block_size=4) | global_tokens((3,))], ids=["strides", "batches"]
+    "pattern",
+    [
+        strided(7),
+        pytest.param(random_blocks(2, seed=1, block_size=4) | global_tokens((3,)), marks=pytest.mark.slow),
+    ],
+    ids=["strides", "batches"],
 )
 def test_every_way_to_cut_blocks_has_the_gradients_of_dense_attention(pattern, monkeypatch):
     """Strides that do not divide the length beside a window; batches of pairs beside a single row; padding."""

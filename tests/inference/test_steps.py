@@ -48,7 +48,7 @@ def test_left_padding_does_not_change_logits(make_gpt, full_pass):
         np.testing.assert_allclose(more[row], full_pass(model, params, [*prompt, 8]), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_arrangement_for_single_tokens_keeps_the_function(gpt, batch_size):
     model, params = gpt
     arranged, variables = for_single_tokens(model, {"params": params, "averages": {}}, batch_size)

@@ -80,6 +80,7 @@ def logits_of(model, params, text):
     return np.asarray(model.apply({"params": params}, tokens).logits[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "tensors", "classes"),
     [

@@ -53,6 +53,7 @@ def test_each_token_gets_the_weighted_sum_of_its_experts_alone(dispatch):
     np.testing.assert_allclose(apply(layer, params, x).output, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity_factor", [0.6, pytest.param(None, marks=pytest.mark.slow)])
 def test_dispatches_agree_in_training_with_dropout_and_jitter(capacity_factor):
     fields = {"experts_per_token": 2, "dropout_rate": 0.4, "router_jitter": 0.1, "capacity_factor": capacity_factor}

@@ -95,6 +95,7 @@ def test_every_other_attention_learns_to_fill_in_masked_tokens(name, repeating):
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.slow
 def test_state_changes_in_training_only_and_is_part_of_the_model(repeating):
     args = {"num_features": 16, "redraw_every": 3}
     model = gpt(**{**SHAPE, "num_layers": 2}, attention="performer", attention_args=args)
@@ -158,6 +159,7 @@ def test_layers_that_take_turns_agree_scanned_and_unrolled(repeating):
     assert (weights[1::2, :, :, 10, :8] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_layers_that_take_turns_decode_as_they_attend(scan_layers, repeating):
     model = taking_turns(scan_layers)

@@ -49,6 +49,7 @@ def test_the_kinds_between_two_sequences_are_known():
     assert {"dense", "additive", "concat", "bilinear", "linformer", "performer", "linear", "compressed"} < {*ACROSS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", each(ACROSS))
 def test_decoding_from_a_source_read_once_is_the_full_pass_and_reads_no_padding(name):
     model, variables = across(name)
@@ -109,6 +110,7 @@ TURNS = {
 }
 
 
+@pytest.mark.slow
 def test_an_encoder_with_attentions_of_its_own_is_that_encoder():
     model, variables = made(**TURNS)
     config = {**SHAPE, "architecture": "encoder", "num_layers": 2}

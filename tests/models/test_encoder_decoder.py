@@ -54,6 +54,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder_decoder", pytest.param("recurrent", marks=pytest.mark.slow)])
 def test_sources_with_a_table_of_their_own_have_their_own_vocabulary(name):
     model = MAKERS[name](share_embeddings=False, source_vocab_size=29)

@@ -39,6 +39,7 @@ def as_experts(mlp):
     return {"experts": experts, "router": {"kernel": jnp.ones((2, SHAPE["embed_dim"], 1))}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dispatch", ["sort", pytest.param("einsum", marks=pytest.mark.slow)])
 def test_one_expert_is_the_plain_block(dispatch):
     plain = gpt(**SHAPE, activation="swiglu")

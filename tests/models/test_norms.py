@@ -74,6 +74,7 @@ def settled():
     return model, tokens, {**variables, "state": state}, logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -128,7 +128,7 @@ def _naive(name, params, source, tokens):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("scaled", "none") else ()) for name in VARIANTS]
+    "name", [pytest.param(name, marks=() if name == "bahdanau" else pytest.mark.slow) for name in VARIANTS]
 )
 def test_logits_and_weights_equal_the_equations(name):
     model, params = make(name)

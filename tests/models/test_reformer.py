@@ -59,7 +59,8 @@ def test_the_large_size_is_the_published_one():
     assert abs(count / 149.2e6 - 1) < 1e-3
 
 
-@pytest.mark.parametrize("chunk_size", [16, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [16, 2])
 def test_no_logit_depends_on_a_later_token(chunk_size):
     """By gradient, also where several chunks make the choice of keys, which has no gradient, depend on later tokens."""
     model, variables = made(chunk_size)
@@ -80,6 +81,7 @@ def test_no_logit_depends_on_a_later_token(chunk_size):
     assert (influence[np.tril_indices(9)] > 0).mean() > 0.4, "two tokens back, and those of one's bucket"
 
 
+@pytest.mark.slow
 def test_cached_decoding_equals_the_full_pass_where_a_chunk_holds_the_row():
     model, variables = made()
     expected = apply(model, variables, TOKENS, {}).logits

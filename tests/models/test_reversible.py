@@ -72,6 +72,7 @@ def small(**fields):
     return gpt(**{**SHAPE, **DROPOUT, "num_layers": 2, "residual": "reversible", "use_bias": False, **fields})
 
 
+@pytest.mark.slow
 def test_gradients_with_dropout_are_those_of_the_plain_loop():
     model, tokens = small(), tokens_like()
     variables = init(model, tokens)

@@ -54,7 +54,7 @@ def test_source_padding_changes_nothing(fields):
     "fields",
     [
         {"positions": "relative"},
-        {"positions": "rotary", "scan_layers": False},
+        pytest.param({"positions": "rotary", "scan_layers": False}, marks=pytest.mark.slow),
         pytest.param({}, marks=pytest.mark.slow),
     ],
 )

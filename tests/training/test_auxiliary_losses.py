@@ -114,7 +114,8 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*KINDS, *SLOW])
 def test_losses_and_gradients_are_those_of_models_that_end_at_each_layer(name):
     kind, fields = (KINDS | SLOW)[name]
     model = MODELS[kind](**FIELDS, **fields, num_future_tokens=2)

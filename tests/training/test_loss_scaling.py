@@ -147,6 +147,7 @@ def test_overflow_is_told_and_does_not_stop_a_run(capsys):
         log.fetch()
 
 
+@pytest.mark.slow
 def test_float16_learns_one_batch_by_heart():
     model, batch, scaling = MODELS["gpt"](**TINY, dtype="float16"), make_batch(), LossScaling(2.0**15, 20)
     schedule = make_schedule("constant", learning_rate=3e-2)
