@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from jaxformer.attention.block_layout import cut, filled, paste, rearranged
+from jaxformer.attention.block_layout import cut, cut_beyond, filled, paste, rearranged
 
 # First query and first key of a pair of blocks, and what else its plan knows of it.
 Pair: TypeAlias = Int[Array, "_"]
@@ -39,6 +39,7 @@ class Blocks:
       added: bias of a pair, broadcasting to [B, N, q, s], or None.
       add_gradient: (sums, pair, gradient of the pair's logits [B, K, G, q, s]) to sums of gradients of the bias.
       dropout_rate, rng: fraction of the weights that is dropped, and one typed key.
+      query_slots, key_slots: places for tokens; of arrays that are only read, empty ones at the end may be left out.
       first_at_query, first_at_key: no pair is met by queries (keys) that another pair, here or before, has met: what
         is under way there need not be read.
     """
@@ -51,16 +52,18 @@ class Blocks:
     add_gradient: Callable[[list[Array], Pair, Array], list[Array]] = lambda sums, pair, d_logits: sums
     dropout_rate: float = 0.0
     rng: Any = None
+    query_slots: int = 0
+    key_slots: int = 0
     first_at_query: bool = False
     first_at_key: bool = False
 
     def at_query(self, array: Array, pair: Pair) -> Array:
         """The part of an array [B, K, G, T, ..] that belongs to the pair's queries."""
-        return cut(array, 3, pair[0], self.query_block)
+        return self._cut_queries(array, pair[0], self.query_block)
 
     def at_key(self, array: Array, pair: Pair) -> Array:
         """The part of an array [B, K, S, ..] that belongs to the pair's keys."""
-        return cut(array, 2, pair[1], self.key_block)
+        return self._cut_keys(array, pair[1], self.key_block)
 
     def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
         """The array with what `at_query` gives replaced."""
@@ -69,6 +72,12 @@ class Blocks:
     def put_key(self, array: Array, block: Array, pair: Pair) -> Array:
         """The array with what `at_key` gives replaced."""
         return paste(array, block, 2, pair[1])
+
+    def _cut_queries(self, array: Array, start: Array, size: int) -> Array:
+        return (cut_beyond if array.shape[3] < self.query_slots else cut)(array, 3, start, size)
+
+    def _cut_keys(self, array: Array, start: Array, size: int) -> Array:
+        return (cut_beyond if array.shape[2] < self.key_slots else cut)(array, 2, start, size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +92,13 @@ class Runs(Blocks):
 
     def at_query(self, array: Array, pair: Pair) -> Array:
         """The part of an array that belongs to the run's queries."""
-        part = cut(array, 3, pair[0], self.run * self.query_block)
+        part = self._cut_queries(array, pair[0], self.run * self.query_block)
         part = part.reshape(*part.shape[:3], self.run, -1, *part.shape[4:]).swapaxes(2, 3)
         return part.reshape(len(part), -1, *part.shape[3:])
 
     def at_key(self, array: Array, pair: Pair) -> Array:
         """The part of an array that belongs to the run's keys."""
-        part = cut(array, 2, pair[1], self.run * self.key_block)
+        part = self._cut_keys(array, pair[1], self.run * self.key_block)
         return part.reshape(len(part), -1, self.key_block, *part.shape[3:])
 
     def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
@@ -107,8 +116,7 @@ class Lanes(Runs):
     """Runs whose blocks hold every `stride`-th token, cut from tokens as they stand, `stride` of them a row.
 
     Attributes:
-      stride: of tokens in a block. Results are put among a multiple of it. What is read may end within a row where each
-        lane is one block, of which that row is the last.
+      stride: of tokens in a block.
     """
 
     stride: int = 1
@@ -135,22 +143,24 @@ class Lanes(Runs):
 
     def _cut(self, array: Array, axis: int, start: Array, block: int) -> Array:
         """[.., block, run, ..] for the run of blocks that starts at a slot."""
-        place = self._place(start, block)
-        missing = -array.shape[axis] % self.stride
-        if not missing:
-            return self._cut_rows(array, axis, place, block)
-        # Filled up as a whole, the array would be copied.
-        whole, last = jnp.split(array, [array.shape[axis] + missing - self.stride], axis)
+        row, lane = self._place(start, block)
+        length = array.shape[axis]
+        if length >= (self.key_slots if axis == 2 else self.query_slots):
+            return self._cut_rows(array, axis, row, lane, block)
+        if block * self.stride <= length:
+            array = cut_beyond(array, axis, row * self.stride, block * self.stride)
+            return self._cut_rows(array, axis, jnp.zeros_like(row), lane, block)
+        # Each lane is one block; its last row, which ends early, is cut for itself.
+        whole, last = jnp.split(array, [(block - 1) * self.stride], axis)
         last = filled(last, axis, self.stride)
-        return jnp.concatenate(
-            [self._cut_rows(whole, axis, place, block - 1), self._cut_rows(last, axis, place, 1)], axis
-        )
+        rows = self._cut_rows(whole, axis, row, lane, block - 1), self._cut_rows(last, axis, row, lane, 1)
+        return jnp.concatenate(rows, axis)
 
-    def _cut_rows(self, array: Array, axis: int, place: tuple[Array, Array], count: int) -> Array:
+    def _cut_rows(self, array: Array, axis: int, row: Array, lane: Array, count: int) -> Array:
         rows = self._in_rows(array, axis)
-        starts: list[Any] = [jnp.zeros_like(place[0])] * rows.ndim  # All of one dtype, in 64 bits too.
+        starts: list[Any] = [jnp.zeros_like(row)] * rows.ndim  # All of one dtype, in 64 bits too.
         sizes = list(rows.shape)
-        starts[axis : axis + 2] = place
+        starts[axis : axis + 2] = row, lane
         sizes[axis : axis + 2] = count, self.run
         return lax.dynamic_slice(rows, starts, sizes)
 
@@ -177,11 +187,13 @@ class Batches(Blocks):
 
     def at_query(self, array: Array, pair: Pair) -> Array:
         """The parts of an array that belong to the batch's queries."""
-        return jnp.concatenate([cut(array, 3, start, self.query_block) for start in jnp.split(pair, 2)[0]], 1)
+        return jnp.concatenate(
+            [self._cut_queries(array, start, self.query_block) for start in jnp.split(pair, 2)[0]], 1
+        )
 
     def at_key(self, array: Array, pair: Pair) -> Array:
         """The parts of an array that belong to the batch's keys."""
-        return jnp.concatenate([cut(array, 2, start, self.key_block) for start in jnp.split(pair, 2)[1]], 1)
+        return jnp.concatenate([self._cut_keys(array, start, self.key_block) for start in jnp.split(pair, 2)[1]], 1)
 
     def put_query(self, array: Array, block: Array, pair: Pair) -> Array:
         """The array with what `at_query` gives replaced."""

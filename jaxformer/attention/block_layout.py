@@ -61,6 +61,14 @@ def cut(array: Array, axis: int, start: Array, size: int) -> Array:
     return array if array.shape[axis] == size else lax.dynamic_slice_in_dim(array, start, size, axis)
 
 
+def cut_beyond(array: Array, axis: int, start: Array, size: int) -> Array:
+    """`size` entries of one axis, with zeros behind the array's last: filled up as a whole, it would be copied."""
+    array = filled(array, axis, max(size, array.shape[axis]))
+    first = jnp.minimum(start, array.shape[axis] - size)
+    part = cut(array, axis, first, size)
+    return lax.dynamic_slice_in_dim(filled(part, axis, 2 * size), start - first, size, axis)
+
+
 def paste(array: Array, block: Array, axis: int, start: Array) -> Array:
     """The array with the block at `start`; the block itself where that is all of it."""
     return block if array.shape == block.shape else lax.dynamic_update_slice_in_dim(array, block, start, axis)

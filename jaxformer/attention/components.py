@@ -56,11 +56,6 @@ class Component:
         """Pairs of slots that are computed at once."""
         return (self.run or 1) * self.query_block * self.key_block
 
-    @property
-    def lanes_whole(self) -> bool:
-        """Whether there are lanes, each in one block: a last token that some lack is then the last of their block."""
-        return self.stride is not None and len(self.query_order) == self.stride * self.query_block
-
     def meets_once(self, axis: int) -> bool:
         """Whether no query (axis 0) or no key (axis 1) is in two pairs of blocks."""
         size = (self.run or 1) * (self.query_block, self.key_block)[axis]

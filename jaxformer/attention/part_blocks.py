@@ -66,6 +66,8 @@ def make_blocks(
     options: dict[str, Any] = {
         "query_block": component.query_block,
         "key_block": component.key_block,
+        "query_slots": len(component.query_order),
+        "key_slots": len(component.key_order),
         "skips": hidden_later,
         "dropout_rate": dropout.rate,
         "rng": dropout.rng,
@@ -107,15 +109,15 @@ def _visible(
     """Which entries of a pair count: those that the predicate names, if it must be asked, with keys in their slots."""
     queries, keys = jnp.asarray(query_order.positions)[None], jnp.asarray(key_order.positions)[None]
     if source.positions is not None:
-        keys = key_order.take(source.positions, 1)
+        keys = key_order.fill(source.positions, 1)
     exists = None
     if source.mask is not None:
-        exists = key_order.take(source.mask, 1)
+        exists = key_order.fill(source.mask, 1)
     elif key_order.has_empty:
         exists = keys >= 0 if source.positions is None else jnp.asarray(key_order.positions >= 0)[None]
     segments = None
     if source.segments is not None and query_segments is not None:
-        segments = query_order.take(query_segments, 1), key_order.take(source.segments, 1)
+        segments = query_order.fill(query_segments, 1), key_order.fill(source.segments, 1)
     num_kv_heads, run = source.key.shape[2], component.run or 1
 
     def visible(ask: bool, pair: Pair) -> Bool[Array, "#B _ 1 q s"]:

@@ -116,11 +116,9 @@ def _share_orders(
         )
         name = (source, multiple, np.trim_zeros(positions + 1, "b").tobytes())
         names.append(name)
-        reads_empty = not component.lanes_whole and len(order) > length
         if name in longest:
-            reads_empty |= longest[name].reads_empty
             positions = max(positions, longest[name].positions, key=len)
-        longest[name] = TokenOrder(positions, length, reads_empty)
+        longest[name] = TokenOrder(positions, length)
     return tuple(longest[name] for name in names)
 
 

@@ -19,13 +19,11 @@ class TokenOrder:
     Attributes:
       positions: int32 [Q], the token in each slot, -1 for an empty slot.
       length: tokens in the sequence.
-      reads_empty: whether slots behind all tokens are read; if not, `take` leaves them out.
     """
 
-    def __init__(self, positions: Int[np.ndarray, "Q"], length: int, reads_empty: bool = True):
+    def __init__(self, positions: Int[np.ndarray, "Q"], length: int):
         self.positions = np.asarray(positions, np.int32)
         self.length = length
-        self.reads_empty = reads_empty
 
     @functools.cached_property
     def slots(self) -> Int[np.ndarray, "T"]:
@@ -60,12 +58,16 @@ class TokenOrder:
         return (*shape[:axis], len(self.positions), *shape[axis + 1 :])
 
     def take(self, array: Array, axis: int) -> Array:
-        """The array's tokens in this order, zeros (or False) in empty slots."""
+        """The array's tokens in this order, zeros (or False) in empty slots; without these where the tokens stand."""
         if array.shape[axis] == 1 and self.length != 1:
             raise ValueError("an axis of one entry has no order.")
         if self.stands:
-            return rearranged(filled(array, axis, len(self.positions) if self.reads_empty else self.length))
+            return rearranged(array)
         return _take(array, axis, self.index, 0, self.has_empty)
+
+    def fill(self, array: Array, axis: int) -> Array:
+        """The same with zeros (or False) in all empty slots."""
+        return filled(self.take(array, axis), axis, len(self.positions))
 
     def put_back(self, array: Array, axis: int, empty: float) -> Array:
         """An array over slots by tokens, `empty` at tokens without a slot."""

@@ -287,6 +287,17 @@ def test_temporary_memory_is_linear_in_length():
     assert long < 16384 * 16384 // 2  # bytes: no mask over all pairs, let alone weights
 
 
+@pytest.mark.parametrize(
+    "odd, even",
+    [((dilated(64, 4), 4095), (dilated(64, 4), 4096)), ((strided(45), 8192), (strided(90), 8192))],
+    ids=["token_short", "stride_that_divides_nothing"],
+)
+def test_a_length_that_blocks_do_not_divide_takes_no_padded_copies(odd, even):
+    # Copies of query, key, value and gradient would add over a quarter. Each lane of stride 90 is one block of 92.
+    taken, wanted = (temporary_bytes(length, pattern=pattern) for pattern, length in (odd, even))
+    assert taken < 1.1 * wanted
+
+
 def test_no_product_is_made_beside_the_components():
     shape = jax.ShapeDtypeStruct((1, 1024, 2, 16), jnp.float32)
     pattern = strided(32)
