@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer.models import MODELS
 from jaxformer.training.distributed import start_distributed
+from jaxformer.training.loss_scaling import loss_scaling
 from jaxformer.training.objectives import OBJECTIVES
 from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.schedules import make_schedule
@@ -29,6 +30,8 @@ FIELDS = {
     "dropout_rate": 0.1,
     "attention_dropout_rate": 0.1,
 }
+# Part of the state that is compared; the scale doubles after every second step.
+EXTRAS = {"average_decay": 0.5, "loss_scaling": loss_scaling("dynamic", 2)}
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -43,9 +46,10 @@ def train(mesh):
     model = MODELS[MODEL](**FIELDS)
     schedule = make_schedule("cosine", learning_rate=1e-2, decay_steps=9)
     optimizer, _ = make_optimizer(learning_rate=schedule, params=abstract_params(model, make_batch(0)))
-    shardings, replicated = state_shardings(abstract_state(model, optimizer, make_batch(0)), mesh)
-    state = init_state(model, optimizer, 5, make_batch(0), shardings)
-    step = make_train_step(model, OBJECTIVES["language_model"], optimizer, schedule, accumulation_steps=2)
+    shardings, replicated = state_shardings(abstract_state(model, optimizer, make_batch(0), **EXTRAS), mesh)
+    state = init_state(model, optimizer, 5, make_batch(0), shardings, **EXTRAS)
+    objective = OBJECTIVES["language_model"]
+    step = make_train_step(model, objective, optimizer, schedule, accumulation_steps=2, **EXTRAS)
     gathered = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
     before = whole(gathered(state))
     part, parts = data_shard(mesh)

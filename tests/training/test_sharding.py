@@ -60,7 +60,7 @@ def test_eight_devices_train_like_one(reports, sizes):
 def test_parameters_and_moments_stay_split_over_the_mesh(reports):
     report = reports["data=2,fsdp=2,tensor=2"]
     up = "decoder/layers/mlp/up/kernel"
-    for name in (f"params/{up}", *(f"opt_state/1/{moment}/{up}" for moment in ("mu", "nu"))):
+    for name in (f"params/{up}", f"average/params/{up}", *(f"opt_state/1/{moment}/{up}" for moment in ("mu", "nu"))):
         assert report["layouts"][name] == str(PartitionSpec(None, "fsdp", "tensor")), name
     assert report["list"] == []
 
