@@ -55,7 +55,7 @@ def choose_tokens(
         raise ValueError(f"global_mask has shape {mask.shape}; it must be {(batch_size, length)} (batch, tokens).")
     if num_global is None:
         raise ValueError("num_global is None; with global_mask it must be the most chosen tokens of a row.")
-    num_global = check_count(num_global, "num_global")
+    num_global = min(check_count(num_global, "num_global"), max(1, length))
     if not isinstance(global_mask, jax.core.Tracer):
         most = int((np.asarray(global_mask) != 0).sum(1).max(initial=0))
         if most > num_global:

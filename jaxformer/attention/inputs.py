@@ -70,7 +70,7 @@ def check_token_numbers(
         queries = keys = keys if queries is None else queries
     checked = []
     for numbers, role, length in ((queries, "query", num_queries), (keys, "key", num_keys)):
-        numbers = jnp.asarray(numbers)
+        numbers = as_array(numbers, f"{role}_{what}")
         if not jnp.issubdtype(numbers.dtype, jnp.integer):
             raise ValueError(f"{role}_{what} is {numbers.dtype}; it must be integer.")
         if numbers.ndim != 2 or numbers.shape[0] not in (1, batch_size) or numbers.shape[1] != length:
@@ -139,9 +139,10 @@ def check_rng(rng: Any) -> Array:
 
 def as_array(array: Any, name: str) -> Array:
     """The argument as a JAX array, refused where it is missing or no array at all."""
-    if array is None or isinstance(array, str):
-        raise ValueError(f"{name} is {array!r}; it must be an array.")
-    return jnp.asarray(array)
+    try:
+        return jnp.asarray(array)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {array!r}; it must be an array of numbers.") from None
 
 
 def check_scale(scale: ArrayLike | None, head_dim: int) -> float | Float[Array, ""]:

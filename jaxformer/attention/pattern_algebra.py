@@ -1,6 +1,7 @@
 """What all patterns are: immutable sets of (query position, key position) with union, intersection and components."""
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from jaxformer.attention.pattern_compile import Piece, compile_pieces, count_com
 from jaxformer.attention.pattern_layout import lay_out
 from jaxformer.attention.pattern_runs import lay_out_runs
 from jaxformer.attention.pattern_spans import Bounds, Spans
+
+# Farther than any two tokens are from each other, and still a number of 32 bits.
+FARTHEST = 2**30
 
 
 class Pattern(ABC):
@@ -109,6 +113,14 @@ class Band(Pattern):
     shift_invariant = True
 
     @property
+    def _farthest(self) -> tuple[int | None, int | None]:
+        """Distances up to which keys are seen, back and ahead, as 32 bits hold them."""
+        before, after = (
+            None if side is None else min(side * self.dilation, FARTHEST) for side in (self.before, self.after)
+        )
+        return before, after
+
+    @property
     def rank(self) -> int:  # type: ignore[override]
         """Bands of neighbours come first: they are the cheapest."""
         return 0 if self.dilation == 1 else 2
@@ -120,10 +132,11 @@ class Band(Pattern):
             seen = query % self.dilation == key % self.dilation
         else:
             seen = distance == distance
-        if self.before is not None:
-            seen = seen & (distance <= self.before * self.dilation)
-        if self.after is not None:
-            seen = seen & (distance >= -self.after * self.dilation)
+        before, after = self._farthest
+        if before is not None:
+            seen = seen & (distance <= before)
+        if after is not None:
+            seen = seen & (distance >= -after)
         return seen
 
     def bounds(self, query: Spans, key: Spans) -> Bounds:
@@ -134,10 +147,11 @@ class Band(Pattern):
             left, right = (side.common(lambda positions: positions % self.dilation) for side in (query, key))
             known = (left >= 0) & (right >= 0)
             may, must = ~known | (left == right), known & (left == right)
-        if self.before is not None:
-            may, must = may & (least <= self.before * self.dilation), must & (greatest <= self.before * self.dilation)
-        if self.after is not None:
-            may, must = may & (greatest >= -self.after * self.dilation), must & (least >= -self.after * self.dilation)
+        before, after = self._farthest
+        if before is not None:
+            may, must = may & (least <= before), must & (greatest <= before)
+        if after is not None:
+            may, must = may & (greatest >= -after), must & (least >= -after)
         return may, must
 
     def pieces(self, length: int, causal: bool) -> list[Piece]:
@@ -287,7 +301,7 @@ def intersect(*patterns: Pattern) -> Pattern:
 
 
 def _meet(left: Band, right: Band) -> Band:
-    dilation = int(np.lcm(left.dilation, right.dilation))
+    dilation = min(math.lcm(left.dilation, right.dilation), FARTHEST)
 
     def reach(*limits: tuple[int | None, int]) -> int | None:
         return min((limit * step // dilation for limit, step in limits if limit is not None), default=None)

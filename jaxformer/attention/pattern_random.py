@@ -15,6 +15,8 @@ from jaxformer.attention.pattern_spans import Bounds, Spans
 # Tokens in a block of queries or keys that the engine takes at once.
 LARGEST_BLOCK = 256
 NOWHERE = 2**30
+# Blocks that are drawn for a row, or lie around it undrawn, at most: each is compared with the others, without a loop.
+MOST_BLOCKS = 256
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,12 +6,13 @@
 on the total length.
 """
 
+import operator
 from collections.abc import Sequence
 
 from jaxformer.attention.inputs import check_indices
-from jaxformer.attention.pattern_algebra import CAUSAL, EVERYTHING, Band, Pattern
+from jaxformer.attention.pattern_algebra import CAUSAL, EVERYTHING, FARTHEST, Band, Pattern
 from jaxformer.attention.pattern_parts import BlockBand, Summaries, Tokens
-from jaxformer.attention.pattern_random import RandomBlocks
+from jaxformer.attention.pattern_random import MOST_BLOCKS, RandomBlocks
 
 __all__ = [
     "Pattern",
@@ -202,22 +203,22 @@ def random_blocks(
     With it, all rows draw from 0 to num_blocks - 1; blocks beyond the end of a sequence are absent.
 
     Args:
-      num: blocks that each row sees, at least 1; fewer where fewer are left to draw.
+      num: blocks that each row sees, 1 to 256; fewer where fewer are left to draw.
       seed: any int; give layers and heads different ones.
       block_size: in tokens, at least 1.
       num_blocks: of the longest sequence, or None.
-      exclude_window: don't draw the own block and those within this number of blocks of it.
+      exclude_window: don't draw the own block and those within this number of blocks, at most 256, of it.
       exclude_blocks: don't draw these.
 
     Raises:
       ValueError: a number out of range.
     """
     return RandomBlocks(
-        _at_least(1, num, "num"),
+        _at_least(1, num, "num", MOST_BLOCKS),
         _at_least(None, seed, "seed"),
         _at_least(1, block_size, "block_size"),
         None if num_blocks is None else _at_least(1, num_blocks, "num_blocks"),
-        None if exclude_window is None else _at_least(0, exclude_window, "exclude_window"),
+        None if exclude_window is None else _at_least(0, exclude_window, "exclude_window", MOST_BLOCKS),
         tuple(sorted(_different(exclude_blocks, "exclude_blocks"))),
     )
 
@@ -287,12 +288,14 @@ def _two_sides(window: Window) -> tuple[int | None, int | None]:
     return before, after
 
 
-def _at_least(least: int | None, number: int, name: str) -> int:
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise ValueError(f"{name} is {number!r}; it must be an integer.")
-    number = number.__index__()
-    if least is not None and number < least:
-        raise ValueError(f"{name} is {number}; it must be at least {least}.")
+def _at_least(least: int | None, number: int, name: str, most: int = FARTHEST) -> int:
+    try:
+        number = operator.index(None if isinstance(number, bool) else number)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} is {number!r}; it must be an integer.") from None
+    if least is not None and not least <= number <= most:
+        bound = f"least {least}" if number < least else f"most {most}"
+        raise ValueError(f"{name} is {number}; it must be at {bound}.")
     return number
 
 

@@ -19,9 +19,12 @@ def as_mask(mask: ArrayLike, name: str = "mask") -> Bool[Array, "..."]:
       bool array of the same shape.
 
     Raises:
-      ValueError: the mask is floating (an additive mask belongs in a bias) or complex.
+      ValueError: the mask is no array, floating (an additive mask belongs in a bias) or complex.
     """
-    mask = jnp.asarray(mask)
+    try:
+        mask = jnp.asarray(mask)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {mask!r}; it must be an array of bool or 0/1 integers.") from None
     if mask.dtype == jnp.bool_:
         return mask
     if not jnp.issubdtype(mask.dtype, jnp.integer):

@@ -264,6 +264,8 @@ def test_random_blocks_are_distinct_even_and_elsewhere():
         (r"indices is \(1, 1\)", lambda: global_tokens((1, 1))),
         ("columns and rows", lambda: global_tokens((1,), columns=False, rows=False)),
         ("num is 0", lambda: random_blocks(0, 0)),
+        ("num is 1000000000; it must be at most 256", lambda: random_blocks(10**9, 0)),
+        ("window is 1000000000000; it must be at most", lambda: local(10**12)),
         ("num_blocks is 0", lambda: random_blocks(1, 0, num_blocks=0)),
         ("global_blocks is", lambda: bigbird(seed=0, global_blocks=(2, 2))),
         ("num_queries is 3", lambda: local(1).dense_mask(3, 2)),
@@ -273,3 +275,13 @@ def test_random_blocks_are_distinct_even_and_elsewhere():
 def test_bad_patterns_are_refused_by_name(message, make):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_windows_of_more_than_any_row_see_everything_in_32_bits():
+    positions = jnp.arange(20, dtype=jnp.int32)
+    for wide, open_ended in (
+        (dilated(2**30, 3), dilated(None, 3)),
+        (dilated(1, 2**30) & dilated(1, 2**29 + 1), local(0)),
+    ):
+        seen = wide.visible(positions[:, None], positions[None])
+        np.testing.assert_array_equal(seen, open_ended.mask(20))

@@ -288,7 +288,7 @@ def test_temporary_memory_is_linear_in_length():
 
 
 @pytest.mark.parametrize(
-    "odd, even",
+    ("odd", "even"),
     [((dilated(64, 4), 4095), (dilated(64, 4), 4096)), ((strided(45), 8192), (strided(90), 8192))],
     ids=["token_short", "stride_that_divides_nothing"],
 )
