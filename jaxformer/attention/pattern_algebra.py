@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxformer.attention.components import Component
+from jaxformer.attention.inputs import check_count
 from jaxformer.attention.pattern_compile import Piece, compile_pieces, count_component, count_diagonals, count_executed
 from jaxformer.attention.pattern_layout import lay_out
 from jaxformer.attention.pattern_runs import lay_out_runs
@@ -315,14 +316,14 @@ def _meet(left: Band, right: Band) -> Band:
 
 @functools.lru_cache(maxsize=128)
 def _compile(pattern: Pattern, length: int, causal: bool) -> tuple[Component, ...]:
-    if length < 0:
-        raise ValueError(f"length is {length}; it must be at least 0 tokens.")
+    check_count(length, "length", 0)
     pieces = pattern.pieces(length, causal) if length else []
     return compile_pieces([(layout, intersect(region, CAUSAL) if causal else region) for layout, region in pieces])
 
 
 @functools.lru_cache(maxsize=1024)
 def _count(pattern: Pattern, length: int, causal: bool) -> int:
+    check_count(length, "length", 0)
     whole = intersect(pattern, CAUSAL) if causal else pattern
     if whole.shift_invariant:
         return count_diagonals(whole, length)

@@ -300,4 +300,4 @@ def _at_least(least: int | None, number: int, name: str, most: int = FARTHEST) -
 
 
 def _different(indices: Sequence[int], name: str) -> tuple[int, ...]:
-    return tuple(sorted(check_indices(indices, name)))
+    return tuple(sorted(_at_least(0, index, name) for index in check_indices(indices, name)))
