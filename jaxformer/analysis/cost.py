@@ -43,6 +43,7 @@ from jaxformer.analysis.costs.sinkhorn import sinkhorn_cost
 from jaxformer.analysis.costs.sparse import local_cost, longformer_cost, sparse_cost
 from jaxformer.analysis.costs.work import AttentionCost, Sizes
 from jaxformer.attention import ATTENTION, PATTERNS, AttentionKind
+from jaxformer.attention.inputs import check_count, check_dtype, check_flag
 
 COSTS: dict[str, Callable[..., AttentionCost]] = {
     "additive": additive_cost,
@@ -64,6 +65,16 @@ COSTS: dict[str, Callable[..., AttentionCost]] = {
     "sparse": sparse_cost,
 }
 """The formula of each kind, from sizes and the arguments that change its cost."""
+
+COUNTS = {
+    **dict.fromkeys(("block_size", "chunk_size", "hidden_dim", "num_bits", "num_clusters", "num_features"), 1),
+    **dict.fromkeys(("num_hashes", "num_iterations", "rank", "redraw_every", "sort_cut", "top_k"), 1),
+    **dict.fromkeys(("num_added", "num_chunks_after", "num_chunks_before", "num_global"), 0),
+}
+"""The least of each argument that is a number of things."""
+
+MOST = 2**31 - 1
+"""The largest size: positions are numbers of 32 bits."""
 
 
 def attention_cost(
@@ -108,10 +119,12 @@ def attention_cost(
 
     Raises:
       ValueError: an unknown kind, or one without a formula; an argument that the kind's cost doesn't depend on, or one
-        that is missing; a size below 1; what the kind can't be: causal, other than causal, of other keys than queries,
-        or with fewer key heads.
+        that is missing or out of range; a size that is no integer of at least 1; a dtype that is not floating; what the
+        kind can't be: causal, other than causal, of other keys than queries, or with fewer key heads.
     """
     record, formula, arguments = _find(kind, arguments)
+    check_count(num_heads, "num_heads")
+    check_count(head_dim, "head_dim")
     sizes = Sizes(
         batch=batch_size,
         queries=length,
@@ -120,10 +133,10 @@ def attention_cost(
         kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         head_dim=head_dim,
         value_dim=head_dim if value_dim is None else value_dim,
-        causal=bool(causal),
-        dtype=jnp.dtype(dtype),
+        causal=check_flag(causal, "causal"),
+        dtype=check_dtype(dtype),
         embed_dim=num_heads * head_dim if embed_dim is None else embed_dim,
-        param_dtype=jnp.dtype(param_dtype),
+        param_dtype=check_dtype(param_dtype, "param_dtype"),
     )
     _check_sizes(sizes, record)
     return formula(sizes, **arguments)
@@ -159,6 +172,7 @@ def overtaking_length(
         dense = attention_cost("dense", 1, length, num_heads, head_dim, causal=causal)
         return own.forward.total < dense.forward.total
 
+    check_count(longest, "longest")
     high = 1
     while not is_less(high):
         if high >= longest:
@@ -184,8 +198,10 @@ def growth_exponent(lengths: Sequence[float] | np.ndarray, values: Sequence[floa
     x, y = np.asarray(lengths, float), np.asarray(values, float)
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(f"lengths has shape {x.shape} and values {y.shape}; they must be two lists of equal length.")
-    if not ((x > 0).all() and (y > 0).all()) or len(np.unique(x)) < 2:
-        raise ValueError(f"lengths is {lengths} and values {values}; all must be positive, and two lengths differ.")
+    if not all(((part > 0) & np.isfinite(part)).all() for part in (x, y)) or len(np.unique(x)) < 2:
+        raise ValueError(
+            f"lengths is {lengths} and values {values}; all must be positive and finite, and two lengths differ."
+        )
     x, y = np.log(x), np.log(y)
     x = x - x.mean()
     return float((x * y).sum() / (x * x).sum())
@@ -195,12 +211,13 @@ def _find(
     kind: AttentionKind | str, arguments: dict[str, Any]
 ) -> tuple[AttentionKind, Callable[..., AttentionCost], dict[str, Any]]:
     """Record and formula of the kind, and the formula's arguments; a pattern's become the pattern."""
-    name = kind if isinstance(kind, str) else kind.name
+    name = kind.name if isinstance(kind, AttentionKind) else kind
     if name in PATTERNS:
         pattern = PATTERNS[name]
         of_pattern, of_sparse = inspect.signature(pattern.constructor).parameters, formula_arguments("sparse")
         of_sparse = {key: parameter for key, parameter in of_sparse.items() if key != "pattern"}
         _check_arguments(name, arguments, {**of_pattern, **of_sparse})
+        _check_counts(arguments, of_sparse)
         own = {key: value for key, value in arguments.items() if key in of_pattern}
         rest = {key: value for key, value in arguments.items() if key not in of_pattern}
         record = dataclasses.replace(
@@ -212,6 +229,7 @@ def _find(
     if name not in COSTS:
         raise ValueError(f"kind is {name!r}, which has no formula of its cost.")
     _check_arguments(name, arguments, formula_arguments(name))
+    _check_counts(arguments, formula_arguments(name))
     return ATTENTION[name], COSTS[name], arguments
 
 
@@ -231,20 +249,25 @@ def _check_arguments(name: str, arguments: dict[str, Any], known: Mapping[str, i
             raise ValueError(f"{argument} is missing; the cost of attention {name!r} depends on it.")
 
 
+def _check_counts(arguments: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+    """Refuses what is no number of things; None stands for what the formula makes of it."""
+    for name, least in COUNTS.items():
+        if name in known and name in arguments and (arguments[name] is not None or known[name].default is not None):
+            check_count(arguments[name], name, least)
+
+
 def _check_sizes(sizes: Sizes, record: AttentionKind) -> None:
     names = {
         "batch_size": sizes.batch,
         "length": sizes.queries,
         "key_length": sizes.keys,
-        "num_heads": sizes.heads,
         "num_kv_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
         "value_dim": sizes.value_dim,
         "embed_dim": sizes.embed_dim,
     }
     for name, size in names.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+        if check_count(size, name) > MOST:
+            raise ValueError(f"{name} is {size}; it must be at most {MOST}.")
     if sizes.heads % sizes.kv_heads:
         raise ValueError(f"num_kv_heads is {sizes.kv_heads}; it must divide num_heads, {sizes.heads}.")
     unfit = {

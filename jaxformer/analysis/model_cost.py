@@ -23,6 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformer.analysis.cost import MOST
 from jaxformer.analysis.costs.work import Work
 from jaxformer.analysis.count import compiled_cost
 from jaxformer.analysis.experts import feed_forward_cost
@@ -170,6 +171,8 @@ def _checked(model: Any, batch_size: int, length: int, source_length: int | None
     for name, size in {"batch_size": batch_size, "length": length, "source_length": source_length}.items():
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(f"{name} is {size!r}; it must be an integer of at least 1.")
+        if size is not None and size > MOST:
+            raise ValueError(f"{name} is {size}; it must be at most {MOST}.")
     return inputs
 
 

@@ -57,6 +57,15 @@ class Plan:
         seen = key_owned <= last
         return pairs[seen & ~masked], pairs[seen & masked]
 
+    def num_pairs(self) -> int:
+        """How many pairs of blocks `pairs` has, counted without them."""
+        query_start = np.minimum(np.arange(0, self.num_queries, self.query_block), self.num_queries - self.query_block)
+        key_blocks = -(-self.num_keys // self.key_block)
+        if self.causal_start is None:
+            return len(query_start) * key_blocks
+        last = self.causal_start + query_start + self.query_block - 1
+        return int(np.clip(last // self.key_block + 1, 0, key_blocks).sum())
+
 
 def make_plan(terms: Terms, block_size: int | None, dropout_rate: float) -> Plan:
     """Block sizes that divide the lengths as evenly as multiples of 8 can, and what is known about hidden entries."""

@@ -9,7 +9,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.attention.inputs import check_count, check_key_mask, check_token_numbers, hide_missing
+from jaxformer.attention.inputs import check_count, check_dtype, check_key_mask, check_token_numbers, hide_missing
 
 
 @jax.tree_util.register_dataclass
@@ -48,8 +48,7 @@ def empty_cache(
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_heads, "head_dim": head_dim}
     for name, size in {**sizes, "num_hashes": num_hashes, "value_dim": value_dim}.items():
         check_count(size, name)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
+    check_dtype(dtype)
     return BucketCache(
         key=jnp.zeros((batch_size, num_heads, max_length, head_dim), dtype),
         value=jnp.zeros((batch_size, num_heads, max_length, value_dim), dtype),

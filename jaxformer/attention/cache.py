@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.attention.dense import attend
 from jaxformer.attention.inputs import (
     check_count,
+    check_dtype,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -78,8 +79,7 @@ def init_cache(
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": value_dim}.items():
         check_count(size, name)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
+    check_dtype(dtype)
     return KeyValueCache(
         key=jnp.zeros((batch_size, num_kv_heads, max_length, head_dim), dtype),
         value=jnp.zeros((batch_size, num_kv_heads, max_length, value_dim), dtype),

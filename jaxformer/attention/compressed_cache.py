@@ -12,6 +12,7 @@ from jaxformer.attention.compressed_pool import Windows, check_kernel
 from jaxformer.attention.compressed_state import CompressedCache, Kernels, fill_slots, keep_recent
 from jaxformer.attention.inputs import (
     check_count,
+    check_dtype,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -61,8 +62,7 @@ def init_compressed_cache(
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": value_dim}.items():
         check_count(size, name)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
+    check_dtype(dtype)
     slots, ring = (batch_size, windows.num_slots(max_length)), (batch_size, windows.size)
     return CompressedCache(
         slot_key=jnp.zeros((*slots, num_kv_heads, head_dim), compute_dtype(dtype)),

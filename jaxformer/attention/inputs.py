@@ -109,6 +109,19 @@ def check_indices(indices: Any, name: str) -> tuple[int, ...]:
     return checked
 
 
+def check_dtype(dtype: Any, name: str = "dtype") -> jnp.dtype:
+    """A floating dtype, given as one or by name."""
+    try:
+        checked = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        checked = None
+    if checked is None:
+        raise ValueError(f"{name} is {dtype!r}; it must be a floating dtype or its name.")
+    if not jnp.issubdtype(checked, jnp.floating):
+        raise ValueError(f"{name} is {checked}; it must be floating.")
+    return checked
+
+
 def check_number(value: Any, name: str, least: float = -math.inf, most: float = math.inf) -> float:
     """A static, finite number from `least` to `most`."""
     if isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer) and value.ndim == 0:

@@ -13,6 +13,7 @@ from jaxformer.attention.block_layout import by_token
 from jaxformer.attention.feature_state import FeatureKernel, State, empty_state
 from jaxformer.attention.inputs import (
     check_count,
+    check_dtype,
     check_key_mask,
     check_query_key,
     check_token_numbers,
@@ -163,5 +164,4 @@ def check_state_sizes(
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": head_dim if value_dim is None else value_dim}.items():
         check_count(size, name)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
+    check_dtype(dtype)

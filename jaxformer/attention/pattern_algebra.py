@@ -80,7 +80,8 @@ class Pattern(ABC):
         Raises:
           ValueError: a negative number, or more queries than keys.
         """
-        if not 0 <= num_queries <= num_keys:
+        check_count(num_keys, "num_keys", 0)
+        if check_count(num_queries, "num_queries", 0) > num_keys:
             raise ValueError(f"num_queries is {num_queries}; it must be from 0 to the number of keys, {num_keys}.")
         queries = np.arange(num_keys - num_queries, num_keys)
         return np.asarray(self.visible(queries[:, None], np.arange(num_keys)[None]))

@@ -249,6 +249,7 @@ def bigbird(
     Raises:
       ValueError: a number out of range.
     """
+    _at_least(0, window, "window", MOST_BLOCKS)
     near = blocks(block_size, window)
     global_blocks = _different(global_blocks, "global_blocks")
     pattern = near

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxformer.attention.global_tokens import check_added
 from jaxformer.attention.inputs import (
     check_count,
+    check_dtype,
     check_key_mask,
     check_query_key,
     check_scale,
@@ -79,8 +80,7 @@ def init_sparse_cache(
     sizes = {"batch_size": batch_size, "max_length": max_length, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     for name, size in {**sizes, "value_dim": value_dim}.items():
         check_count(size, name)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {jnp.dtype(dtype)}; it must be floating.")
+    check_dtype(dtype)
     count = len(pattern) if isinstance(pattern, tuple | list) else 1
     patterns = check_patterns(pattern, num_kv_heads * count, num_kv_heads)
     groups = []

@@ -132,7 +132,7 @@ def of_head_alone(objective: Objective) -> Objective:
 def example_batch(length: int, model: nn.Module) -> dict[str, np.ndarray]:
     """A batch of one row with the names and dtypes of the model's inputs; no parameter depends on more."""
     names = ("tokens", "source") if has_encoder(model) else ("tokens",)
-    return {name: np.zeros((1, length), np.int32) for name in names}
+    return {name: np.broadcast_to(np.int32(0), (1, length)) for name in names}  # of any length, without memory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,9 @@ from jaxformer.training.config import RunConfig, load_config, split_spec
 from jaxformer.training.other_attention import parse_attention
 from jaxformer.training.overrides import ConfigError
 
+# Waiting counts milliseconds in 31 bits.
+MOST_SECONDS = 2_000_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -58,7 +61,7 @@ def compare(
       overrides: changes of the config, each `a.b=value`.
       steps: updates of each; the first, which may wait for more, is not timed where there are others.
       batch_size: rows of an update (None = as many as make the tokens of the config's own batch, at least one).
-      timeout: seconds that a cell may take, compilation included (None = any).
+      timeout: seconds that a cell may take, at most 2,000,000, compilation included (None = any).
 
     Yields:
       A row for each attention and length, lengths of an attention together.
@@ -85,8 +88,10 @@ def _check(
         )
     numbers = {"steps": steps, "batch_size": batch_size, "timeout": timeout}
     for name, value in [*numbers.items(), *(("length", length) for length in lengths)]:
-        if value is not None and value < 1:
+        if value is not None and not value >= 1:
             raise ValueError(f"{name} is {value}, must be at least 1")
+    if timeout is not None and timeout > MOST_SECONDS:
+        raise ValueError(f"timeout is {timeout}, must be at most {MOST_SECONDS} seconds")
 
 
 def _cell(

@@ -9,10 +9,13 @@ from jaxformer.training.run_cost import RunCost
 
 _PREFIXES = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P", 6: "E"}
 _LEAST, _MOST = min(_PREFIXES), max(_PREFIXES)
+_LARGEST = 1000.0 ** (_MOST + 1)
 
 
 def short(number: float, unit: str = "") -> str:
     """A number with three figures and a prefix, 1.23 M, and the unit behind it."""
+    if not abs(number) < _LARGEST:
+        return f"{number:.3g} {unit}".rstrip()
     value = float(f"{number:.3g}")
     exponent = 0 if value == 0 else max(_LEAST, min(_MOST, math.floor(math.log10(abs(value))) // 3))
     scaled = value / 1000.0**exponent

@@ -16,12 +16,19 @@ def check_target(target: str | Path | None, source: str | Path) -> None:
     if target is None or str(target) == "-":
         return
     path = Path(target)
-    if path.is_dir():
-        raise ValueError(f"output {path} is a folder, must be a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"output {path}: there is no folder {path.parent}")
-    if path.exists() and Path(source).exists() and os.path.samefile(path, source):
-        raise ValueError(f"output {path} is the input itself; must be another file")
+    try:
+        if path.is_dir():
+            raise ValueError(f"output {path} is a folder, must be a file")
+        if not path.parent.is_dir():
+            raise ValueError(f"output {path}: there is no folder {path.parent}")
+        if path.exists() and Path(source).exists() and os.path.samefile(path, source):
+            raise ValueError(f"output {path} is the input itself; must be another file")
+        if path.is_file() or not path.exists():
+            temporary = _beside(path)
+            temporary.touch()
+            temporary.unlink()
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
 
 
 def write_target(target: str | Path, content: str | bytes) -> None:
@@ -37,17 +44,27 @@ def write_target(target: str | Path, content: str | bytes) -> None:
         sys.stdout.flush()
         return
     path = Path(target)
-    if path.exists() and not path.is_file():  # a device or a pipe
-        path.write_bytes(data)
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _beside(path)
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        if path.exists() and not path.is_file():  # a device or a pipe
+            path.write_bytes(data)
+            return
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(f"output {path} cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise _cannot_be_written(path, error) from error
+
+
+def _beside(path: Path) -> Path:
+    """A file of this process's own in the same folder; its name is short, since the other may be as long as can be."""
+    return path.with_name(f".{os.getpid()}.tmp")
+
+
+def _cannot_be_written(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"output {path} cannot be written: {error.strerror or error}")
 
 
 def one_line(entry: Any) -> str:

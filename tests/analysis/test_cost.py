@@ -117,6 +117,13 @@ def test_growth_exponent_of_powers():
         growth_exponent([1, 2], [1.0])
 
 
+def test_ten_million_tokens_are_counted_without_a_table_of_their_blocks():
+    # Every query sees all keys up to its own: (length² + length) / 2 pairs, to which blocks add less than a hundredth.
+    length = 10**7
+    counted = attention_cost("dense", 1, length, 1, 64, causal=True, implementation="blockwise").forward.matmul
+    assert 1 <= counted / (4 * 64 * length * (length + 1) // 2) < 1.01
+
+
 def test_overtaking_length_is_where_operations_cross():
     length = overtaking_length("local", 4, 64, window=31)
     own, dense = (
@@ -144,6 +151,15 @@ def test_overtaking_length_is_where_operations_cross():
         ("dense", {"num_kv_heads": 3}, "num_kv_heads is 3; it must divide num_heads, 4"),
         ("dense", {"causal": True, "key_length": 5}, "13 are more than 5"),
         ("dense", {"value_dim": 0}, "value_dim is 0"),
+        ("dense", {"key_length": 2**31}, "key_length is 2147483648; it must be at most 2147483647"),
+        ("dense", {"dtype": "nope"}, "dtype is 'nope'; it must be a floating dtype"),
+        ("dense", {"param_dtype": "int32"}, "param_dtype is int32; it must be floating"),
+        ("linformer", {"rank": -1}, "rank is -1; it must be an integer of at least 1"),
+        ("routing", {"num_clusters": 0, "window": 4}, "num_clusters is 0"),
+        ("routing", {"window": 0}, "window is 0"),
+        ("lsh", {"num_hashes": 0}, "num_hashes is 0"),
+        ("sinkhorn", {"block_size": 0}, "block_size is 0"),
+        ("strided", {"stride": 4, "num_added": -5}, "num_added is -5; it must be an integer of at least 0"),
     ],
 )
 def test_unfit_requests_are_refused_by_name(kind, given, message):

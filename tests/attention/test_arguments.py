@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxformer.attention as attention
+from jaxformer.analysis.cost import attention_cost, overtaking_length
 from jaxformer.attention.inputs import check_count, check_dropout, check_flag, check_indices, check_number, check_scale
 from jaxformer.attention.patterns import global_tokens, local
 
@@ -101,6 +102,8 @@ def cache_cases():
             for value in (None, *NO_COUNTS):
                 call = getattr(attention, f"init_{kind}cache")
                 yield f"init_{kind}cache {value!r}", name, partial(call, **{**sizes, **needed, name: value})
+        for value in (None, "x", 3, np.int32):
+            yield f"init_{kind}cache {value!r}", "dtype", partial(call, **sizes, **needed, dtype=value)
 
 
 def other_cases():
@@ -123,6 +126,30 @@ def other_cases():
     for value in NO_COUNTS:
         yield f"longformer {value!r}", "num_global", partial(call, num_global=value)
     yield "global_tokens", "indices", partial(global_tokens, 5)
+    for value in (-1, 3.0, "3", None):
+        for count in (local(1).components, local(1).num_pairs, local(1).executed_pairs):
+            yield f"{count.__name__} {value!r}", "length", partial(count, value)
+        yield f"mask {value!r}", "num_keys", partial(local(1).mask, value)
+    for value in ("x", {}, np.array([object()])):
+        yield f"dense {value!r}", "query", partial(attention.dense_attention, value, X, X)
+        for name in ("key_mask", "query_segments"):
+            yield f"dense {value!r}", name, partial(attention.dense_attention, X, X, X, **{name: value})
+
+
+def cost_cases():
+    sizes = {"kind": "dense", "batch_size": 1, "length": 8, "num_heads": 2, "head_dim": 4}
+    for name in ("batch_size", "length", "num_heads", "head_dim"):
+        for value in (None, *NO_COUNTS):
+            yield f"attention_cost {value!r}", name, partial(attention_cost, **{**sizes, name: value})
+    for value in (None, 3, "denser"):
+        yield f"attention_cost {value!r}", "kind", partial(attention_cost, **{**sizes, "kind": value})
+    for name in ("dtype", "param_dtype"):
+        for value in (None, "x", 3, "int8"):
+            yield f"attention_cost {value!r}", name, partial(attention_cost, **sizes, **{name: value})
+    yield "attention_cost", "causal", partial(attention_cost, **sizes, causal="x")
+    for value in (None, *NO_COUNTS):
+        call = partial(overtaking_length, "local", 2, 4, window=3, longest=value)
+        yield f"overtaking_length {value!r}", "longest", call
 
 
 def test_wrong_arguments_are_refused_by_name():
@@ -140,7 +167,7 @@ def test_right_arguments_of_numpy_and_jax_pass():
 
 
 if __name__ == "__main__":
-    cases = (*kind_cases(), *cache_cases(), *other_cases())
+    cases = (*kind_cases(), *cache_cases(), *other_cases(), *cost_cases())
     faults = [f"{where}: {fault}" for where, name, call in cases for fault in refused(name, call)]
     print("\n".join(faults))
     sys.exit(bool(faults))

@@ -30,6 +30,7 @@ def pairs_of(plan):
 def test_pairs_of_blocks_count_every_visible_pair_once(queries, keys, query_block, key_block, causal):
     start = keys - queries if causal else None
     plan = Plan(queries, keys, min(query_block, queries), min(key_block, keys), start, False, 0.0)
+    assert plan.num_pairs() == len(pairs_of(plan))
     counted = np.zeros((queries, keys), int)
     seen = np.tril(np.ones((queries, keys), bool), keys - queries) if causal else np.ones((queries, keys), bool)
     for query_start, key_start, query_skip, key_skip, masked in pairs_of(plan):

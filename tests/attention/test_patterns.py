@@ -268,6 +268,7 @@ def test_random_blocks_are_distinct_even_and_elsewhere():
         ("window is 1000000000000; it must be at most", lambda: local(10**12)),
         ("num_blocks is 0", lambda: random_blocks(1, 0, num_blocks=0)),
         ("global_blocks is", lambda: bigbird(seed=0, global_blocks=(2, 2))),
+        ("^window is 300", lambda: bigbird(seed=0, window=300)),
         ("num_queries is 3", lambda: local(1).dense_mask(3, 2)),
         ("length is -1", lambda: local(1).components(-1)),
     ],

@@ -289,7 +289,10 @@ def test_temporary_memory_is_linear_in_length():
 
 @pytest.mark.parametrize(
     ("odd", "even"),
-    [((dilated(64, 4), 4095), (dilated(64, 4), 4096)), ((strided(45), 8192), (strided(90), 8192))],
+    [
+        pytest.param((dilated(64, 4), 4095), (dilated(64, 4), 4096), marks=pytest.mark.slow),
+        ((strided(45), 8192), (strided(90), 8192)),
+    ],
     ids=["token_short", "stride_that_divides_nothing"],
 )
 def test_a_length_that_blocks_do_not_divide_takes_no_padded_copies(odd, even):

@@ -151,6 +151,7 @@ def test_the_same_key_draws_the_same_and_others_differ(rng):
     assert not np.array_equal(first, draw(jax.random.fold_in(rng, 1), logits))
 
 
+@pytest.mark.slow
 def test_with_a_key_per_row_a_row_draws_alone_what_it_draws_in_a_batch(rng):
     keys = jax.random.split(rng, 5)
     logits = jax.random.normal(rng, (5, 400))

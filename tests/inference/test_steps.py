@@ -61,6 +61,7 @@ def test_arrangement_for_single_tokens_keeps_the_function(gpt, batch_size):
     assert for_single_tokens(arranged, variables, batch_size) == (arranged, variables)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_untied_for_speed_keeps_the_scale_of_logits(make_gpt):
     model, params = make_gpt(scale_logits=True)
     arranged, variables = for_single_tokens(model, {"params": params}, 1)

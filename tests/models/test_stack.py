@@ -41,6 +41,7 @@ def test_scanned_and_unrolled_agree_with_dropout_in_values_and_gradients():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), stack_layers(other_grads), grads)
 
 
+@pytest.mark.slow
 def test_layer_ten_comes_after_layer_nine():
     unrolled = gpt(**SHAPE, num_layers=12, scan_layers=False)
     params = jax.eval_shape(lambda: unrolled.init(jax.random.key(0), _tokens()))["params"]

@@ -165,6 +165,9 @@ def test_cells_are_measured_in_processes_of_their_own(tiny_flags, capsys):
     [
         (["--length=0"], "length is 0, must be at least 1"),
         (["--length=8", "--steps=0"], "steps is 0, must be at least 1"),
+        (["--length=8", "--timeout=nan"], "timeout is nan, must be at least 1"),
+        (["--length=8", "--timeout=1e300"], "timeout is 1e+300, must be at most 2000000 seconds"),
+        (["--length=8", f"--output={'n' * 256}"], "cannot be written: File name too long"),
         (["--length=8", "--config.model.num_head=2"], "num_head"),
         (["--length=8", "--plot=a.gif"], "its name must end in .png, .svg, .pdf"),
     ],

@@ -50,7 +50,7 @@ def test_cache_lies_under_the_cache_folder_by_version_and_processor(tmp_path):
     [
         lambda old: old[: len(old) // 2],
         pytest.param(lambda old: b"", marks=pytest.mark.slow),
-        lambda old: zlib.compress(b"no program"),
+        pytest.param(lambda old: zlib.compress(b"no program"), marks=pytest.mark.slow),
     ],
     ids=["torn", "empty", "no program"],
 )

@@ -34,6 +34,7 @@ def _run(**environment):
     return was_set == "True", int(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator is the GNU C library's")
 def test_a_step_meets_no_pages_anew():
     was_set, faults = _run()

@@ -86,7 +86,7 @@ def test_without_decay_and_clipping_it_is_adam_as_the_transformer_was_trained():
         np.testing.assert_allclose(params["kernel"], expected[step][0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("tree", [UNROLLED, STACKED], ids=["unrolled", "stacked"])
+@pytest.mark.parametrize("tree", [pytest.param(UNROLLED, marks=pytest.mark.slow), STACKED], ids=["unrolled", "stacked"])
 def test_zero_gradient_step_shrinks_kernels_alone(tree):
     optimizer, report = make_optimizer(learning_rate=0.01, params=tree, weight_decay=0.1)
     gradients = jax.tree.map(jnp.zeros_like, tree)

@@ -198,6 +198,7 @@ def test_output_is_written_at_once_and_never_over_the_input(tmp_path, monkeypatc
         (tmp_path / "link", "the input itself"),
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "out", "there is no folder"),
+        (tmp_path / ("n" * 256), "cannot be written: File name too long"),
     ]:
         with pytest.raises(ValueError, match=message):
             check_target(wrong, source)
@@ -213,5 +214,9 @@ def test_output_is_written_at_once_and_never_over_the_input(tmp_path, monkeypatc
     write_target(target, "für")
     assert target.read_text(encoding="utf-8") == "für"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "link", "out"]
+    longest = tmp_path / ("n" * 255)
+    check_target(longest, source)
+    write_target(longest, "kept")
+    assert longest.read_text() == "kept"
     write_target("-", "shown für\n")
     assert capsys.readouterr().out == "shown für\n"

@@ -25,6 +25,7 @@ def call(capsys, *arguments):
         (1.5e12, "B", "1.50 TB"),
         (0.00142, "s", "1.42 ms"),
         (25e-6, "s", "25.0 µs"),
+        (float("inf"), "s", "inf s"),
     ],
 )
 def test_numbers_have_three_figures_and_a_prefix(number, unit, text):

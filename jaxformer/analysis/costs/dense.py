@@ -43,8 +43,7 @@ def all_pairs(
         pairs = sizes.queries * (sizes.queries + 1) // 2 if sizes.causal else sizes.queries * sizes.keys
         return running_softmax(sizes, pairs, min(128, sizes.queries), min(128, sizes.keys))
     plan = make_plan(terms, block_size, 0.0)
-    blocks = sum(len(group) for group in plan.pairs())
-    pairs = blocks * plan.query_block * plan.key_block
+    pairs = plan.num_pairs() * plan.query_block * plan.key_block
     return running_softmax(sizes, pairs, plan.query_block, plan.key_block, examples_together(sizes))
 
 

@@ -7,6 +7,7 @@ from jaxformer.analysis.costs.dense import key_value_cache_bytes
 from jaxformer.analysis.costs.softmax import BLOCK_BACKWARD_OTHER, FORWARD_OTHER, whole_matrix
 from jaxformer.analysis.costs.work import INDEX_BYTES, AttentionCost, Sizes, Work, steps
 from jaxformer.attention.clustered import CHUNK
+from jaxformer.attention.inputs import check_count
 from jaxformer.attention.lsh_buckets import check_factors
 
 
@@ -66,7 +67,7 @@ def routing_cost(sizes: Sizes, *, num_clusters: int = 8, window: int) -> Attenti
     Roy et al. 2021, arXiv:2003.05997, section 4.1: O(T^1.5) with C and the window w near sqrt(T). The backward pass
     computes the logits again; choosing has no gradient. A decoded token attends to all S slots under a mask.
     """
-    window = min(window, sizes.queries)
+    window = min(check_count(window, "window"), sizes.queries)
     pairs = num_clusters * window * window
     logits = sizes.batch * sizes.heads * pairs
     compare = 2 * sizes.batch * sizes.heads * num_clusters * sizes.head_dim
